@@ -1,0 +1,1 @@
+"""The sluice command, the HTTP client and the local stack."""

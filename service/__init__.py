@@ -1,0 +1,1 @@
+"""The HTTP service: requests in, rows out. Holds no private bytes and no torch."""

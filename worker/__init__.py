@@ -1,0 +1,1 @@
+"""The workers: rows in, files out. Train on the private side, publish on the public side."""
