@@ -1,0 +1,21 @@
+"""Connections to PostgreSQL at READ COMMITTED; the ledger's guarantee rests on one conditional UPDATE."""
+
+from sqlalchemy import Engine, create_engine
+
+APPLICATION_ROLES = ("service", "train", "publish", "sweep")
+
+
+def connect(url: str, *, pool_size: int = 5) -> Engine:
+    """An engine that drops dead connections, so that a restarted database is noticed and not fatal."""
+    return create_engine(
+        url.replace("postgres://", "postgresql://", 1).replace("postgresql://", "postgresql+psycopg://", 1),
+        pool_size=pool_size,
+        pool_pre_ping=True,
+        isolation_level="READ COMMITTED",
+        connect_args={"connect_timeout": 5},
+    )
+
+
+def database_role(role: str) -> str:
+    """The PostgreSQL role a process of this role logs in as."""
+    return f"sluice_{role}"

@@ -1,0 +1,45 @@
+"""Signs of life: each process says now and then that it can work, and others ask."""
+
+import os
+import socket
+from datetime import timedelta
+from importlib.metadata import version
+
+from sqlalchemy import Engine, delete, func, select
+from sqlalchemy.dialects.postgresql import insert
+
+from core.tables import Part
+
+BEAT_SECONDS = 5
+ALIVE = timedelta(seconds=15)
+GONE = timedelta(hours=1)
+
+
+def part_name(role: str) -> str:
+    return f"{role}@{socket.gethostname()}/{os.getpid()}"
+
+
+def beat(engine: Engine, role: str) -> None:
+    """Says that this process has its database and its queue and waits for work."""
+    row = insert(Part).values(name=part_name(role), role=role, version=version("sluice"))
+    fresh = {"role": row.excluded.role, "version": row.excluded.version, "seen_at": func.now()}
+    with engine.begin() as connection:
+        connection.execute(row.on_conflict_do_update(index_elements=[Part.name], set_=fresh))
+
+
+def leave(engine: Engine, role: str) -> None:
+    """Says that this process stops on purpose."""
+    with engine.begin() as connection:
+        connection.execute(delete(Part).where(Part.name == part_name(role)))
+
+
+def alive(engine: Engine) -> set[str]:
+    """The roles that at least one live process serves."""
+    with engine.connect() as connection:
+        return set(connection.scalars(select(Part.role).where(Part.seen_at > func.now() - ALIVE)))
+
+
+def forget_gone(engine: Engine) -> None:
+    """Drops the rows of processes that ended without saying so."""
+    with engine.begin() as connection:
+        connection.execute(delete(Part).where(Part.seen_at < func.now() - GONE))

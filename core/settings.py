@@ -1,0 +1,125 @@
+"""Settings per role: a process is given what its role needs, and has no field for the rest."""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import AfterValidator, HttpUrl, PostgresDsn, RedisDsn, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+PREFIX = "SLUICE_"
+
+_PLACEHOLDER = re.compile(
+    r"^(|<.*>|\$\{.*\}|\.{3}|x{3,}|change[-_ ]?(me|it|this).*|placeholder|example|secret|password|passwd|todo"
+    r"|default|admin|test|your[-_ ].*|minioadmin|replace[-_ ]?me.*)$",
+    re.IGNORECASE,
+)
+
+
+class SettingsProblem(Exception):
+    """A process that lacks something it needs; names the setting, never its value."""
+
+
+def _real(secret: SecretStr) -> SecretStr:
+    if _PLACEHOLDER.match(secret.get_secret_value().strip()):
+        raise ValueError("is empty or a placeholder")
+    return secret
+
+
+def _with_real_password(url: PostgresDsn) -> PostgresDsn:
+    for host in url.hosts():
+        if host["password"] is not None and _PLACEHOLDER.match(host["password"]):
+            raise ValueError("has a placeholder as password")
+    return url
+
+
+def _queue_with_real_password(url: RedisDsn) -> RedisDsn:
+    if url.password is not None and _PLACEHOLDER.match(url.password):
+        raise ValueError("has a placeholder as password")
+    return url
+
+
+Secret = Annotated[SecretStr, AfterValidator(_real)]
+DatabaseUrl = Annotated[PostgresDsn, AfterValidator(_with_real_password)]
+QueueUrl = Annotated[RedisDsn, AfterValidator(_queue_with_real_password)]
+
+
+class _Settings(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, extra="ignore", frozen=True, hide_input_in_errors=True
+    )
+
+
+class _WithRows(_Settings):
+    """Every running part works on rows and hears the doorbell."""
+
+    database_url: DatabaseUrl
+    queue_url: QueueUrl
+
+
+class _WithObjects(_WithRows):
+    """One S3 identity per role; which buckets it may touch is core.stores.access."""
+
+    s3_endpoint: HttpUrl | None = None  # None: AWS
+    s3_region: str = "us-east-1"
+    s3_access_key: Secret
+    s3_secret_key: Secret
+
+
+class ServiceSettings(_WithObjects):
+    """Signs uploads into the private bucket and downloads out of the public one."""
+
+    private_bucket: str = "sluice-private"
+    public_bucket: str = "sluice-public"
+
+
+class TrainSettings(_WithObjects):
+    """Reads private records, keeps what it learns in the vault."""
+
+    private_bucket: str = "sluice-private"
+    vault_bucket: str = "sluice-vault"
+
+
+class PublishSettings(_WithObjects):
+    """Takes a synthesizer from the vault and puts a release into the public bucket."""
+
+    vault_bucket: str = "sluice-vault"
+    public_bucket: str = "sluice-public"
+
+
+class SweepSettings(_WithRows):
+    """Notices dead workers and rings again; touches no bucket."""
+
+
+class MigrateSettings(_Settings):
+    """The owner of the tables, and the passwords it gives the roles that use them."""
+
+    database_url: DatabaseUrl
+    service_password: Secret
+    train_password: Secret
+    publish_password: Secret
+    sweep_password: Secret
+
+
+S = TypeVar("S", bound=_Settings)
+
+
+def load(kind: type[S]) -> S:
+    """Reads one role's settings from the environment, or from files named alike in SLUICE_SECRETS_DIR."""
+    directory = os.environ.get(f"{PREFIX}SECRETS_DIR")
+    if directory and not Path(directory).is_dir():
+        raise SettingsProblem(f"{PREFIX}SECRETS_DIR names no directory: mount the secrets there, or unset it")
+    try:
+        return kind(_secrets_dir=directory)  # type: ignore[call-arg]  # pydantic-settings' own argument
+    except ValidationError as problem:
+        wrong = (
+            f"{PREFIX}{str(e['loc'][0]).upper()} {_reason(e['type'], e['msg'])}" for e in problem.errors()
+        )
+        raise SettingsProblem(f"{kind.__name__}: {'; '.join(wrong)}") from None
+
+
+def _reason(kind: str, message: str) -> str:
+    if kind == "missing":
+        return "is missing"
+    return message.removeprefix("Value error, ") if kind == "value_error" else "is not valid"

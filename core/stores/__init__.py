@@ -1,0 +1,1 @@
+"""The buckets, each behind a class that has only the verbs its process needs."""

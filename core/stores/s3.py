@@ -1,0 +1,30 @@
+"""One S3 client per process, with the identity of its role."""
+
+from typing import TYPE_CHECKING
+
+import boto3
+from botocore.config import Config
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+
+def client(
+    *, endpoint: str | None, region: str, access_key: str, secret_key: str, attempts: int = 5
+) -> "S3Client":
+    """A client that never falls back to credentials it finds on the machine."""
+    return boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name=region,
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
+        config=Config(
+            signature_version="s3v4",
+            # A bucket name as a sub-domain needs DNS that a server on one machine does not have.
+            s3={"addressing_style": "path" if endpoint else "auto"},
+            retries={"max_attempts": attempts, "mode": "standard"},
+            connect_timeout=5,
+            read_timeout=60,
+        ),
+    )

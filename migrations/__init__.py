@@ -1,0 +1,55 @@
+"""Schema, triggers and database roles. `python -m migrations` brings a database to the newest of them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import psycopg
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from psycopg import sql
+
+from core.database import connect, database_role
+
+
+class DatabaseIsNewer(Exception):
+    """The database was migrated by a newer Sluice than this one."""
+
+
+def migrate(url: str, passwords: Mapping[str, str]) -> None:
+    """Applies what is missing, then lets each application role log in with its password."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent))
+    engine = connect(url)
+    try:
+        with engine.begin() as connection:
+            _refuse_newer(MigrationContext.configure(connection), ScriptDirectory.from_config(config))
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+    finally:
+        engine.dispose()
+    _set_passwords(url, passwords)
+
+
+def _refuse_newer(context: MigrationContext, scripts: ScriptDirectory) -> None:
+    known = {script.revision for script in scripts.walk_revisions()}
+    unknown = set(context.get_current_heads()) - known
+    if unknown:
+        raise DatabaseIsNewer(
+            f"the database is at revision {min(unknown)}, which this version does not know: "
+            "start the version of Sluice that wrote it, or restore a backup"
+        )
+
+
+def _set_passwords(url: str, passwords: Mapping[str, str]) -> None:
+    with psycopg.connect(url.replace("postgresql+psycopg://", "postgresql://", 1)) as connection:
+        for role, password in passwords.items():
+            name = database_role(role)
+            # Hashed on this side, so that no server log ever holds a password.
+            secret = connection.pgconn.encrypt_password(password.encode(), name.encode(), b"scram-sha-256")
+            connection.execute(
+                sql.SQL("ALTER ROLE {} LOGIN PASSWORD {}").format(
+                    sql.Identifier(name), sql.Literal(secret.decode())
+                )
+            )

@@ -1,0 +1,82 @@
+"""Is this process alive, and does it have what it needs?"""
+
+import socket
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Literal
+
+import redis
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from sqlalchemy import Engine, text
+
+from core.errors import NotReady
+from core.parts import alive
+from core.settings import ServiceSettings
+
+router = APIRouter(tags=["health"])
+State = Literal["ok", "down"]
+
+
+class Alive(BaseModel):
+    status: Literal["ok"] = "ok"
+    version: str
+
+
+class Ready(BaseModel):
+    """`needs` decides the status of the answer; `workers` is for people to look at."""
+
+    needs: dict[str, State]
+    workers: dict[str, State]
+
+
+@router.get("/healthz")
+def healthz() -> Alive:
+    return Alive(version=version("sluice"))
+
+
+@router.get("/readyz", responses={503: {"description": "A part that is needed does not answer"}})
+def readyz(request: Request) -> Ready:
+    settings: ServiceSettings = request.app.state.settings
+    engine: Engine = request.app.state.engine
+    needs = {
+        "database": _try(lambda: _ask_database(engine)),
+        "queue": _try(lambda: _ask_queue(settings)),
+        "store": _try(lambda: _ask_store(settings)),
+    }
+    if "down" in needs.values():
+        down = ", ".join(name for name, state in needs.items() if state == "down")
+        raise NotReady(f"No answer from: {down}. Try again shortly.", needs=needs)
+    serving = alive(engine)
+    return Ready(
+        needs=needs,
+        workers={role: "ok" if role in serving else "down" for role in ("train", "publish", "sweep")},
+    )
+
+
+def _try(ask: Callable[[], None]) -> State:
+    try:
+        ask()
+    except Exception:  # whatever it was, the part is of no use now
+        return "down"
+    return "ok"
+
+
+def _ask_database(engine: Engine) -> None:
+    with engine.connect() as connection:
+        connection.execute(text("SELECT 1"))
+
+
+def _ask_queue(settings: ServiceSettings) -> None:
+    with redis.Redis.from_url(
+        str(settings.queue_url), socket_timeout=2, socket_connect_timeout=2
+    ) as connection:
+        connection.ping()
+
+
+def _ask_store(settings: ServiceSettings) -> None:
+    # The service may not list or read anything here, so reaching the server is all there is to ask.
+    endpoint = settings.s3_endpoint
+    host = endpoint.host if endpoint else f"s3.{settings.s3_region}.amazonaws.com"
+    port = endpoint.port if endpoint else 443
+    socket.create_connection((host or "", port or 443), timeout=2).close()

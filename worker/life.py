@@ -1,0 +1,80 @@
+"""What the worker processes have in common: settings, logs, signs of life, a clean end."""
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import redis
+from celery import Celery
+from celery.signals import worker_ready, worker_shutting_down
+from redis.exceptions import RedisError
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from core import log
+from core.parts import BEAT_SECONDS, beat, leave
+from core.settings import PublishSettings, SettingsProblem, SweepSettings, TrainSettings, load
+
+_log = log.get("life")
+S = TypeVar("S", bound="TrainSettings | PublishSettings | SweepSettings")
+
+
+def settings_or_exit(kind: type[S], role: str) -> S:
+    try:
+        settings = load(kind)
+    except SettingsProblem as problem:
+        sys.exit(f"sluice: {problem}")
+    log.configure(role)
+    return settings
+
+
+def live(
+    engine: Engine, queue_url: str, role: str, stopping: threading.Event, work: Callable[[], None]
+) -> None:
+    """Beats until told to stop, does `work` between beats; a lost server is waited for, not died of."""
+    queue = redis.Redis.from_url(queue_url, socket_timeout=5, socket_connect_timeout=5)
+    trouble = False
+    while True:
+        try:
+            queue.ping()
+            beat(engine, role)
+            work()
+            trouble = False
+        except (SQLAlchemyError, RedisError) as problem:
+            if not trouble:
+                _log.warning("part_lost_server", kind=type(problem).__name__)
+            trouble = True
+        if stopping.wait(1 if trouble else BEAT_SECONDS):
+            break
+    queue.close()
+    try:
+        leave(engine, role)
+    except SQLAlchemyError:
+        _log.warning("part_left_without_saying")
+
+
+def serve(app: Celery, engine: Engine, queue_url: str, role: str) -> None:
+    """Consumes the role's queue, one job at a time, until SIGTERM."""
+    stopping = threading.Event()
+    beating = threading.Thread(
+        target=live, args=(engine, queue_url, role, stopping, lambda: None), name="life", daemon=True
+    )
+
+    @worker_ready.connect(weak=False)
+    def start(**_: object) -> None:
+        beating.start()
+
+    @worker_shutting_down.connect(weak=False)
+    def stop(**_: object) -> None:
+        stopping.set()
+
+    # A thread, not a forked child: nothing outlives this process, and no random state is shared by a fork.
+    app.worker_main(
+        "worker --pool=threads --concurrency=1 --loglevel=warning "
+        "--without-heartbeat --without-gossip --without-mingle".split()
+    )
+    stopping.set()
+    if beating.is_alive():
+        beating.join(timeout=5)
+    engine.dispose()

@@ -1,0 +1,28 @@
+"""Goes round and puts right what a dead process left behind. `python -m worker.sweep`."""
+
+import signal
+import threading
+from types import FrameType
+
+from core.database import connect
+from core.parts import forget_gone
+from core.settings import SweepSettings
+from worker import life
+
+
+def main() -> None:
+    settings = life.settings_or_exit(SweepSettings, "sweep")
+    engine = connect(str(settings.database_url), pool_size=1)
+    stopping = threading.Event()
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        stopping.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    life.live(engine, str(settings.queue_url), "sweep", stopping, lambda: forget_gone(engine))
+    engine.dispose()
+
+
+if __name__ == "__main__":
+    main()
