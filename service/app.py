@@ -19,7 +19,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         yield
         engine.dispose()
 
-    app = FastAPI(title="Sluice", version=version("sluice"), lifespan=lifespan, openapi_version="3.1.0")
+    app = FastAPI(title="Sluice", version=version("sluice"), lifespan=lifespan)
     app.state.settings = settings
     app.state.engine = engine
     problems.install(app)

@@ -70,10 +70,8 @@ def serve(app: Celery, engine: Engine, queue_url: str, role: str) -> None:
         stopping.set()
 
     # A thread, not a forked child: nothing outlives this process, and no random state is shared by a fork.
-    app.worker_main(
-        "worker --pool=threads --concurrency=1 --loglevel=warning "
-        "--without-heartbeat --without-gossip --without-mingle".split()
-    )
+    quiet = ["--loglevel=warning", "--without-heartbeat", "--without-gossip", "--without-mingle"]
+    app.worker_main(["--quiet", "worker", "--pool=threads", "--concurrency=1", *quiet])
     stopping.set()
     if beating.is_alive():
         beating.join(timeout=5)

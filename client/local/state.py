@@ -1,0 +1,116 @@
+"""The data directory: who holds it, its passwords and ports, and whether this version may use it."""
+
+import errno
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import socket
+from pathlib import Path
+from typing import IO, Any
+
+from client.local.child import HOST, port_is_free
+from client.problems import CannotRun
+
+VERSION = 1
+ROLES = ("service", "train", "publish", "sweep")
+ROOM_NEEDED = 400 << 20  # a new PostgreSQL directory, its first log segments and the store's first volumes
+SERVER_PORTS = 10
+# SeaweedFS dials its admin port + 10000, whatever its setting for that port says.
+ADMIN_OFFSET = 10_000
+
+
+def claim(data: Path) -> IO[str]:
+    """Makes the directory ours alone (0700) and holds it until the returned file is closed."""
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        data.chmod(0o700)
+        (data / "log").mkdir(exist_ok=True)
+        lock = (data / "lock").open("a")
+    except OSError as problem:
+        raise CannotRun(_why(data, problem)) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise CannotRun(
+            f"another sluice is running on {data}: use that one, or choose another directory with --data"
+        ) from None
+    if shutil.disk_usage(data).free < ROOM_NEEDED:
+        lock.close()
+        raise CannotRun(
+            f"less than {ROOM_NEEDED >> 20} MB are left on the disk of {data}: "
+            "free some, or choose a directory on another disk with --data"
+        )
+    return lock
+
+
+def _why(data: Path, problem: OSError) -> str:
+    if problem.errno == errno.ENOSPC:
+        return f"no space is left on the disk of {data}: free some, or choose another directory with --data"
+    reason = os.strerror(problem.errno or errno.EIO).lower()
+    return f"cannot write to {data} ({reason}): choose a directory of your own with --data"
+
+
+def load(data: Path) -> dict[str, Any]:
+    """Passwords are made once; ports are kept while they are free, so that addresses stay the same."""
+    path = data / "state.json"
+    state: dict[str, Any] = {}
+    if path.exists():
+        try:
+            state = json.loads(path.read_text())
+        except ValueError:
+            raise CannotRun(
+                f"{path} is damaged: restore it from a backup; without it the data cannot be opened"
+            ) from None
+    if state.get("version", VERSION) > VERSION:
+        raise CannotRun(
+            f"{data} was written by a newer Sluice (layout {state['version']}, this one knows {VERSION}): "
+            "install that version, or choose another directory with --data"
+        )
+    state["version"] = VERSION
+    state.setdefault("database", {role: secrets.token_urlsafe(24) for role in ("owner", *ROLES)})
+    state.setdefault("queue", {role: secrets.token_urlsafe(24) for role in ROLES})
+    state.setdefault("s3", {role: _identity() for role in ("admin", "service", "train", "publish")})
+    state.setdefault("s3_internal", secrets.token_hex(32))
+    ports = state.get("ports", [])
+    if len(ports) != SERVER_PORTS + 2 or not all(map(port_is_free, ports)):
+        state["ports"] = _free_ports(SERVER_PORTS) + _free_pair()
+    write_private(path, json.dumps(state, indent=1))
+    return state
+
+
+def write_private(path: Path, text: str) -> None:
+    """Writes a file only its owner can read, whole or not at all."""
+    new = path.with_name(path.name + ".new")
+    try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except OSError as problem:
+        raise CannotRun(_why(path.parent, problem)) from None
+
+
+def _identity() -> dict[str, str]:
+    return {"access_key": "SL" + secrets.token_hex(9).upper(), "secret_key": secrets.token_urlsafe(30)}
+
+
+def _free_ports(count: int) -> list[int]:
+    held = [socket.socket() for _ in range(count)]
+    for one in held:
+        one.bind((HOST, 0))
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+def _free_pair() -> list[int]:
+    start = 20_000 + secrets.randbelow(5_000)
+    for port in range(start, 32_000):
+        if port_is_free(port) and port_is_free(port + ADMIN_OFFSET):
+            return [port, port + ADMIN_OFFSET]
+    raise CannotRun("no free ports are left on this machine: stop something that listens")

@@ -1,0 +1,80 @@
+"""The `sluice` command."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from client import quote
+from client.problems import CannotRun
+
+app = typer.Typer(
+    help="Releases synthetic data under differential privacy, with an epsilon that is true.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(quote.app, name="quote")
+
+DataOption = Annotated[
+    Path, typer.Option("--data", envvar="SLUICE_DATA", help="Directory for everything that is kept.")
+]
+PortOption = Annotated[
+    int, typer.Option("--port", min=1, max=65535, help="Where the API listens, on loopback.")
+]
+
+
+@app.command()
+def up(data: DataOption = Path(".sluice"), port: PortOption = 8000) -> None:
+    """Run the whole service on this machine until Ctrl-C."""
+    from client import run
+
+    run.up(data, port)
+
+
+@app.command()
+def init(data: DataOption = Path(".sluice")) -> None:
+    """Prepare a data directory: servers, tables, buckets, a password for each role."""
+    from client import run
+
+    run.init(data)
+
+
+@app.command()
+def demo(port: PortOption = 8000) -> None:
+    """Bring everything up in a fresh directory, show that each part works, and stop."""
+    from client import run
+
+    run.demo(port)
+
+
+@app.command()
+def check() -> None:
+    """Run the static checks on this checkout: lint, format, types, import contracts."""
+    from client import checks
+
+    raise typer.Exit(checks.check())
+
+
+@app.command("test", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def run_tests(
+    context: typer.Context,
+    long: Annotated[bool, typer.Option("--long", help="Also the tests that run on request.")] = False,
+) -> None:
+    """Run the static checks and all tests on this checkout; further arguments go to pytest."""
+    from client import checks
+
+    raise typer.Exit(checks.test(context.args, long=long))
+
+
+def main() -> None:
+    try:
+        app()
+    except CannotRun as problem:
+        print(f"sluice: {problem}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""`sluice up`, `init` and `demo`: the local stack as a person sees it."""
+
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+from rich.table import Table
+
+from client.local.stack import Stack
+
+console = Console(highlight=False)
+
+_WHAT = {
+    "database": "PostgreSQL 18: rows and the ledger",
+    "queue": "Valkey: the doorbell of the workers",
+    "store": "SeaweedFS: private, vault and public buckets",
+    "service": "the HTTP service",
+    "train": "the private side: reads records, trains",
+    "publish": "the public side: samples, publishes",
+    "sweep": "puts right what a dead process left behind",
+}
+
+
+def up(data: Path, port: int) -> None:
+    stack = Stack(data, port=port)
+    with _stopped_by_signals(stack):
+        try:
+            with console.status("starting"):
+                stack.start()
+            _show(stack)
+            console.print(f"ready in {stack.timings['all ready']:.1f} s ({_timings(stack)})")
+            console.print(f"[bold]{stack.url}[/bold]  data in {stack.data}  Ctrl-C stops")
+            stack.watch(console.print)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            with console.status("stopping"):
+                stack.stop()
+        console.print(f"stopped in {stack.timings['all stopped']:.1f} s")
+
+
+def init(data: Path) -> None:
+    stack = Stack(data)
+    with _stopped_by_signals(stack):
+        try:
+            stack.start_servers()
+            stack.prepare()
+        finally:
+            stack.stop()
+    console.print(f"{stack.data} is ready: sluice up --data {data}")
+
+
+def demo(port: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="sluice-demo-") as directory:
+        stack = Stack(Path(directory), port=port)
+        with _stopped_by_signals(stack):
+            try:
+                with console.status("starting PostgreSQL, Valkey, SeaweedFS, the service and its workers"):
+                    stack.start()
+                _show(stack)
+                console.print(f"ready in {stack.timings['all ready']:.1f} s ({_timings(stack)})")
+            except KeyboardInterrupt:
+                console.print("interrupted")
+            finally:
+                stack.stop()
+        console.print(f"stopped in {stack.timings['all stopped']:.1f} s; nothing is left behind")
+    console.print(
+        "Not shown yet: registering a dataset, training and releasing. They are being built.\n"
+        "What already works: sluice quote, which prices a training job before any data is touched."
+    )
+
+
+def _show(stack: Stack) -> None:
+    table = Table("part", "state", "what it is")
+    for part, state in stack.health().items():
+        table.add_row(
+            part, f"[green]{state}[/green]" if state == "ok" else f"[red]{state}[/red]", _WHAT[part]
+        )
+    console.print(table)
+
+
+def _timings(stack: Stack) -> str:
+    return ", ".join(
+        f"{name} {seconds:.1f}" for name, seconds in stack.timings.items() if name != "all ready"
+    )
+
+
+@contextmanager
+def _stopped_by_signals(stack: Stack) -> Iterator[None]:
+    """Ctrl-C and SIGTERM ask for an orderly end, at any moment and however often."""
+
+    def ask(_signal: int, _frame: FrameType | None) -> None:
+        stack.stopping.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
