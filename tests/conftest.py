@@ -3,15 +3,21 @@
 import json
 import os
 import shutil
+import socket
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psycopg
 import pytest
+import uvicorn
+from fastapi import FastAPI
 from sqlalchemy import Engine
 
 from client.local.stack import Stack
@@ -81,7 +87,9 @@ def database(servers: Servers) -> Iterator[Callable[[str], str]]:
         admin.execute("SELECT pg_advisory_unlock(1)")
 
         def url(role: str) -> str:
-            whole = servers.owner_url if role == "owner" else servers.environments[role]["SLUICE_DATABASE_URL"]
+            whole = (
+                servers.owner_url if role == "owner" else servers.environments[role]["SLUICE_DATABASE_URL"]
+            )
             return whole.rsplit("/", 1)[0] + f"/{name}"
 
         yield url
@@ -104,6 +112,27 @@ def service_settings(
         monkeypatch.delenv(name)
     values = {k.removeprefix("SLUICE_").lower(): v for k, v in servers.environments["service"].items()}
     return ServiceSettings(**values | {"database_url": database("service")})
+
+
+@contextmanager
+def served(app: FastAPI) -> Iterator[httpx.Client]:
+    """The application behind a real server on a real port, and a client for it."""
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
+    listening = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=30) as client:
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()
+
+
+@pytest.fixture(scope="session")
+def serve() -> Callable[[FastAPI], AbstractContextManager[httpx.Client]]:
+    return served
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,67 @@
+"""The arrows hold, and a breach of any of them is found."""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("privacy", "core", "service", "worker", "client", "migrations")
+# contract → (file, planted line)
+BREACHES = [
+    ("service and worker stand on core", "privacy/relation.py", "import core.errors"),
+    ("service and worker stand on core", "core/errors.py", "import service.health"),
+    ("service and worker stand on core", "core/errors.py", "import worker.life"),
+    ("service and worker stand on core", "service/health.py", "import worker.life"),
+    ("service and worker stand on core", "worker/life.py", "import service.problems"),
+    ("the private and the public side", "worker/publish.py", "import worker.train"),
+    ("the private and the public side", "worker/train.py", "import worker.publish"),
+    ("free of torch", "service/health.py", "import torch"),
+    ("free of torch", "core/errors.py", "def late():\n    import torch"),
+    ("free of torch", "privacy/relation.py", "from opacus import validators"),
+    ("privacy is arithmetic", "privacy/relation.py", "import sqlalchemy"),
+    ("privacy is arithmetic", "privacy/relation.py", "import boto3"),
+    ("over the wire only", "client/problems.py", "import service.app"),
+    ("over the wire only", "client/main.py", "def late():\n    from worker import train"),
+    ("an analyst's commands", "client/quote.py", "import core.settings"),
+]
+
+
+def lint(directory):
+    tool = Path(sysconfig.get_path("scripts")) / "lint-imports"
+    # The copy first on the path, so that it is what gets looked at.
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, '.'); exec(open({str(tool)!r}).read())"]
+    return subprocess.run(
+        [*command, "--no-cache"], cwd=directory, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("copy")
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, directory / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", directory)
+    return directory
+
+
+def test_the_tree_as_it_is_keeps_every_contract(copy):
+    result = lint(copy)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize(("contract", "file", "line"), BREACHES)
+def test_a_planted_breach_is_found(contract, file, line, copy):
+    path = copy / file
+    before = path.read_text()
+    path.write_text(f"{before}\n{line}\n")
+    try:
+        result = lint(copy)
+    finally:
+        path.write_text(before)
+    assert result.returncode == 1
+    broken = [text for text in result.stdout.splitlines() if text.endswith("BROKEN")]
+    assert any(contract in text for text in broken), result.stdout
