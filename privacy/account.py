@@ -5,12 +5,18 @@ Haney et al. 2023). So an account fixes its order when it is made, and from then
 """
 
 import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privacy.accountant import UNITS, check_delta, to_epsilon
-from privacy.problems import InvalidAccount, InvalidTarget
+from privacy.accountant import UNITS, Accountant, check_delta, cost, to_epsilon
+from privacy.problems import InvalidAccount, InvalidTarget, TooCostlyToAccount
+from privacy.relation import Relation
 from privacy.renyi import check_order
+
+if TYPE_CHECKING:
+    from privacy.plans.base import Plan
 
 WHOLE_ORDERS = range(2, 1025)
 
@@ -68,3 +74,26 @@ def left_as_epsilon(left: int, *, delta: float, order: float) -> float:
     orders = np.array([*WHOLE_ORDERS, float(order)], dtype=float)
     readings = to_epsilon(left / UNITS / order * orders, delta=delta, orders=orders)
     return max(0.0, float(readings.min()))
+
+
+def largest_epsilon_that_fits(
+    plan: "Plan", left: int, *, order: float, delta: float, relation: Relation
+) -> "tuple[float, Plan]":
+    """The plan with the least noise whose cost is at most what is left, and its epsilon read on its own.
+
+    Guarantee: cost(plan.event()) <= left at the account's order, so a reservation of it succeeds.
+    """
+    from privacy.plans.base import least_noise  # plans build on accounts, this one way round
+
+    if left <= 0:
+        raise InvalidAccount("Nothing is left in the account; ask for a larger budget.")
+
+    def measure(noise: float) -> float:
+        try:
+            return float(cost(replace(plan, noise_multiplier=noise).event(), order=order, relation=relation))
+        except TooCostlyToAccount:
+            return math.inf
+
+    fitted = replace(plan, noise_multiplier=least_noise(measure, limit=float(left), guess=1.0))
+    reading = fitted.reading(delta=delta, relation=relation, accountant=Accountant.RENYI)
+    return reading.epsilon, fitted

@@ -15,10 +15,10 @@ import numpy as np
 
 from privacy import renyi
 from privacy.events import Composition, Event
-from privacy.pairs import GaussianBase, Pair, Plain, dominating
+from privacy.pairs import GaussianBase, Pair, Plain, SlicedBase, dominating
 from privacy.problems import EvaluationsDisagree, InvalidTarget, TooCostlyToAccount
 from privacy.relation import Relation
-from privacy.special import Array
+from privacy.special import LARGEST_ON_A_CURVE, Array
 
 UNITS = 10**9
 LARGEST_COST = 2**63 - 1
@@ -26,6 +26,8 @@ SMALLEST_DELTA = 1e-10
 AGREEMENT = 1e-6
 # Added before rounding up. Both evaluations are good to 1e-11; the rest is room for an unkind libm.
 MARGIN = 1e-9
+# Readings stop here. The worst published setting re-read honestly is 6860.
+ABSURD = 1e4
 
 ORDERS: tuple[float, ...] = (
     1.25,
@@ -86,18 +88,33 @@ def curve(event: Event, relation: Relation) -> Array:
     """Rényi divergence at each of ORDERS; infinite where an order is out of reach of the arithmetic."""
     total = np.zeros(len(ORDERS))
     for pair, count in dominating(event, relation):
-        total += count * pair_curve(pair)
+        # The divergence grows with the order, so the lowest one tells an absurd plan at once.
+        if count * renyi.divergence(pair, ORDERS[0]) > ABSURD:
+            raise TooCostlyToAccount(
+                f"The plan's epsilon is beyond {ABSURD:.0f}, which protects nobody; add noise or take fewer steps."
+            )
+        total += count * pair_curve(pair, count)
     return total
 
 
 @lru_cache(maxsize=2048)
-def pair_curve(pair: Pair) -> Array:
-    values = np.full(len(ORDERS), math.inf)
+def pair_curve(pair: Pair, count: int) -> Array:
+    """Divergence at each order, up to where `count` of it alone exceeds the epsilon already found.
+
+    The divergence never falls as the order grows, so no order beyond that is ever the best one.
+    """
+    values, best = np.full(len(ORDERS), math.inf), math.inf
     for i, order in enumerate(ORDERS):
+        sliced = getattr(pair, "base", None)
+        if isinstance(sliced, SlicedBase) and renyi.moment_argument(sliced, order) > LARGEST_ON_A_CURVE:
+            break
         try:
             values[i] = renyi.divergence(pair, order) * (1 + MARGIN)
         except TooCostlyToAccount:
-            break  # higher orders need more still
+            break
+        if count * values[i] > best + 1:
+            break
+        best = min(best, float(to_epsilon(count * values[i], delta=SMALLEST_DELTA, orders=order)))
     if not (values >= 0).all():
         raise EvaluationsDisagree("A divergence came out negative; report this event.")
     return values
@@ -122,16 +139,13 @@ def renyi_reading(events: Iterable[Event], *, delta: float, relation: Relation) 
     orders = np.array(ORDERS)
     each = to_epsilon(total, delta=delta, orders=orders)
     best = int(np.argmin(each))
-    last = int(np.isfinite(each).sum()) - 1
-    if last < 0:
-        raise TooCostlyToAccount("The events carry almost no noise; add noise or take fewer steps.")
     return Reading(
         epsilon=max(0.0, float(each[best]) * (1 + 1e-12)),
         delta=delta,
         relation=relation,
         accountant=Accountant.RENYI,
         order=ORDERS[best],
-        at_grid_end=best in (0, last) and each[best] > 0,
+        at_grid_end=best in (0, len(ORDERS) - 1) and bool(each[best] > 0),
     )
 
 

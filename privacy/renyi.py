@@ -18,8 +18,8 @@ from privacy.problems import InvalidTarget, TooCostlyToAccount
 from privacy.special import Array, log_1f1, log_comb, log_expm1, log_gaussian_delta
 
 LOWEST_ORDER, HIGHEST_ORDER = 1.25, 1024.0
-# Orders times noise ratio beyond which a sampled pair has no privacy worth integrating for.
-WIDEST = 1e5
+# Nodes of a quadrature, beyond which a pair has no privacy worth integrating for.
+MOST_NODES = 400_000
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(20)
 LOG_ROOT_TAU = math.log(2 * math.pi) / 2
 
@@ -151,9 +151,9 @@ def log_double_rest(order: float, log_r: Array) -> Array:
         return log_expm1(order * log_r) + np.log(-np.expm1((1 - order) * log_r))
 
 
-def span(order: float, ratio: float) -> float:
+def span(order: float, ratio: float, step: float) -> float:
     """Where the integrands have died out: the heaviest term of a moment sits at order * ratio."""
-    if order * ratio > WIDEST:
+    if (order * ratio + 14) / step > MOST_NODES:
         raise TooCostlyToAccount(
             "The noise is too small for this order; choose a lower order or more noise.", order=order
         )
@@ -185,14 +185,15 @@ def one_sided_excess(rate: float, ratio: float, order: float) -> float:
     The rule converges geometrically: the integrand is analytic within pi / ratio of the real line.
     """
     step = min(0.25, 0.55 / ratio)
-    g = np.arange(-math.ceil(14 / step), math.ceil(span(order, ratio) / step) + 1) * step
+    g = np.arange(-math.ceil(14 / step), math.ceil(span(order, ratio, step) / step) + 1) * step
     log_r = log_ratio(rate, ratio * g - ratio**2 / 2)
     return integral(log_power_rest(order, log_r) - g**2 / 2, math.log(step) - LOG_ROOT_TAU)
 
 
 def symmetric_excess(rate: float, ratio: float, order: float) -> float:
     """E_Q[(r^order - 1)(1 - r^(1 - order)); P > Q], r = 1 + q (P/Q - 1) (docs/guarantees.md#symmetric)."""
-    g, log_weights = panels(ratio / 2, span(order, ratio), min(0.5, 1 / ratio))
+    width = min(0.5, 1 / ratio)
+    g, log_weights = panels(ratio / 2, span(order, ratio, width / len(NODES)), width)
     log_r = log_ratio(rate, ratio * g - ratio**2 / 2)
     return integral(log_double_rest(order, log_r) - g**2 / 2 - LOG_ROOT_TAU, log_weights)
 
@@ -204,7 +205,7 @@ def profile_excess(rate: float, ratio: float, order: float, *, mirrored: bool) -
     r = 1 + q (e^t - 1) the hockey stick of the sampled pair at r is q times that of the base at e^t.
     """
     width = min(0.35, 0.7 / ratio)
-    g, log_weights = panels(ratio / 2, span(order, ratio), width)
+    g, log_weights = panels(ratio / 2, span(order, ratio, width / len(NODES)), width)
     if not mirrored:
         # Split at t = 0, where the profile minus its value for disjoint laws has a kink.
         below, log_weights_below = panels(-14.0, ratio / 2, width)
@@ -222,7 +223,7 @@ def profile_excess(rate: float, ratio: float, order: float, *, mirrored: bool) -
 def antipodal_excess(rate: float, ratio: float, order: float) -> float:
     """The two mixtures mirror each other, so one half line holds both directions; trapezoid rule."""
     step = min(0.25, 0.45 / ratio)
-    y = np.arange(1, math.ceil(span(2 * order, ratio) / step) + 1) * step
+    y = np.arange(1, math.ceil(span(2 * order, ratio, step) / step) + 1) * step
     log_lower = log_ratio(rate, -ratio * y - ratio**2 / 2)
     log_r = log_ratio(rate, ratio * y - ratio**2 / 2) - log_lower
     log_values = log_double_rest(order, log_r) + log_lower - y**2 / 2
@@ -231,8 +232,9 @@ def antipodal_excess(rate: float, ratio: float, order: float) -> float:
 
 def antipodal_panels(rate: float, ratio: float, order: float) -> float:
     """The same moment over the whole line and from its definition, by panels."""
-    reach = span(2 * order, ratio)
-    y, log_weights = panels(-14 - ratio, reach, min(0.9, 1.3 / ratio))
+    width = min(0.9, 1.3 / ratio)
+    reach = span(2 * order, ratio, width / len(NODES))
+    y, log_weights = panels(-14 - ratio, reach, width)
     log_lower = log_ratio(rate, -ratio * y - ratio**2 / 2)
     log_r = log_ratio(rate, ratio * y - ratio**2 / 2) - log_lower
     return integral(log_power_rest(order, log_r) + log_lower - y**2 / 2 - LOG_ROOT_TAU, log_weights)

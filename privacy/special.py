@@ -13,6 +13,8 @@ Array = NDArray[np.float64]
 
 # Above this argument the series has too many terms to sum while someone waits.
 LARGEST_ARGUMENT = 2e5
+# For a whole curve of orders the limit is lower; an order beyond it is never the best one.
+LARGEST_ON_A_CURVE = 2e4
 
 
 @lru_cache(maxsize=65536)

@@ -1,0 +1,121 @@
+"""A second process for arithmetic that may want too much: bounded in time and memory, kept warm.
+
+Small multipliers can ask for minutes and gigabytes. The process answers one question at a time over its
+standard streams; past its time it is ended and the next question starts a fresh one.
+"""
+
+import atexit
+import json
+import os
+import resource
+import selectors
+import subprocess
+import sys
+import threading
+from typing import IO, Any
+
+from privacy.problems import EvaluationsDisagree, Problem, TooCostlyToAccount
+
+SECONDS = 20.0
+# Address space, most of it mapped libraries; the largest question uses a quarter of it.
+BYTES = 2 * 2**30
+SERVE = "from privacy.limits import serve; serve()"
+
+lock = threading.Lock()
+running: subprocess.Popen[str] | None = None
+
+
+def start() -> subprocess.Popen[str]:
+    global running
+    if running is None or running.poll() is not None:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        running = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", SERVE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+        )
+        running.mypid = os.getpid()  # type: ignore[attr-defined]
+    return running
+
+
+def stop() -> None:
+    """Ends the process, if this one started it."""
+    global running
+    if running is not None and getattr(running, "mypid", None) == os.getpid():
+        running.kill()
+        running.communicate()
+    running = None
+
+
+atexit.register(stop)
+
+
+def warm_up() -> None:
+    """Starts the process ahead of the first question, so that its imports overlap with other work."""
+    with lock:
+        start()
+
+
+def ask(request: dict[str, Any], *, seconds: float = SECONDS) -> float:
+    """Has the other process compute an answer, or refuses with a named problem."""
+    with lock:
+        if getattr(running, "mypid", os.getpid()) != os.getpid():
+            forget()
+        process = start()
+        try:
+            reply = exchange(process, json.dumps(request), seconds)
+        except (OSError, ValueError):
+            stop()
+            raise TooCostlyToAccount(
+                f"The exact accountant ran out of its {seconds:.0f} s or its memory; "
+                "add noise, take fewer steps, or read by Rényi."
+            ) from None
+    if "problem" in reply:
+        raise TooCostlyToAccount(reply["problem"])
+    if "fault" in reply:
+        raise EvaluationsDisagree(f"The exact accountant failed ({reply['fault']}); read by Rényi and report this.")
+    return float(reply["epsilon"])
+
+
+def forget() -> None:
+    """After a fork the pipes belong to the parent; leave them alone and begin anew."""
+    global running
+    running = None
+
+
+def exchange(process: subprocess.Popen[str], line: str, seconds: float) -> dict[str, Any]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        if not selector.select(seconds):
+            raise TimeoutError
+    reply: dict[str, Any] = json.loads(process.stdout.readline())
+    return reply
+
+
+def serve(source: IO[str] = sys.stdin, sink: IO[str] = sys.stdout) -> None:
+    """The loop of the other process. Its input ends when the one that asks does."""
+    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+    from privacy import pld
+
+    for line in source:
+        try:
+            reply: dict[str, object] = {"epsilon": pld.answer(json.loads(line))}
+        except Problem as problem:
+            reply = {"problem": problem.detail}
+        except MemoryError:
+            reply = {"problem": "The exact accountant ran out of memory; add noise or read by Rényi."}
+        except Exception as error:
+            reply = {"fault": type(error).__name__}
+        print(json.dumps(reply), file=sink, flush=True)  # noqa: T201
