@@ -1,0 +1,23 @@
+"""Starts `sluice up` for a test, and sees that it ends."""
+
+import pytest
+
+from client.local.child import port_is_free
+from tests.e2e.driving import Up
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts `sluice up`; whatever a test leaves running is ended."""
+    started = []
+
+    def begin(data=tmp_path / "data", **options):
+        started.append(Up(data, **options))
+        return started[-1]
+
+    yield begin
+    for up in started:
+        if up.process.poll() is None:
+            up.stop()
+        assert port_is_free(up.port)
+        up.process.stdout.close()

@@ -1,0 +1,95 @@
+"""Drives `sluice up` as a person would: a process, its output, signals."""
+
+import os
+import queue
+import re
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+SLUICE = [sys.executable, "-m", "client.main"]
+
+
+def plain_environment(**more):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLUICE_", "AWS_", "COV_"))}
+    return kept | {"COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1"} | more
+
+
+def free_port():
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        return held.getsockname()[1]
+
+
+class Up:
+    def __init__(self, data, *, port=None, command="up", environment=None, **options):
+        self.data, self.port = data, port or free_port()
+        self.seen, self._lines = [], queue.Queue()
+        arguments = [*SLUICE, command, "--data", str(data), "--port", str(self.port)]
+        self.process = subprocess.Popen(
+            arguments,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=plain_environment() | (environment or {}),
+            **options,
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            self._lines.put(line.rstrip())
+        self._lines.put(None)
+
+    def expect(self, pattern, seconds=60):
+        """The first line from now on that matches."""
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0, end - time.monotonic()))
+            except queue.Empty:
+                pytest.fail(f"no line like {pattern!r} in {seconds} s; seen:\n" + "\n".join(self.seen))
+            if line is None:
+                pytest.fail(f"ended without a line like {pattern!r}; seen:\n" + "\n".join(self.seen))
+            self.seen.append(line)
+            if re.search(pattern, line):
+                return line
+
+    def ready(self):
+        self.expect("ready in")
+        self.expect("Ctrl-C stops")
+        return self
+
+    def children(self):
+        """Name of the part → its process, by what was started."""
+        marks = {"postgres": "bin/postgres", "valkey": "valkey-server", "s3": "weed", "service": "-m service"}
+        marks |= {role: f"-m worker.{role}" for role in ("train", "publish", "sweep")}
+        found = {}
+        for child in psutil.Process(self.process.pid).children():
+            line = " ".join(child.cmdline())
+            found |= {name: child for name, mark in marks.items() if mark in line}
+        return found
+
+    def family(self):
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def stop(self, signal_number=None):
+        if self.process.poll() is None:
+            self.process.send_signal(signal_number) if signal_number else self.process.terminate()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        return self.process.returncode
+
+
+def gone(processes, seconds):
+    """Waits at most so long for all to end; gives those that live on."""
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    return alive
