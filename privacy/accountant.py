@@ -68,14 +68,18 @@ def cost(event: Event, *, order: float, relation: Relation) -> int:
     relation = Relation(relation)
     total = sum(pair_cost(pair, count, order) for pair, count in dominating(event, relation))
     if total > LARGEST_COST:
-        raise TooCostlyToAccount("The event costs more than any account can hold; add noise or take fewer steps.")
+        raise TooCostlyToAccount(
+            "The event costs more than any account can hold; add noise or take fewer steps."
+        )
     return total
 
 
 def pair_cost(pair: Pair, count: int, order: float) -> int:
     first, second = renyi.divergence(pair, order), renyi.second_divergence(pair, order)
     if not (math.isfinite(first) and math.isfinite(second) and first >= 0 and second >= 0):
-        raise EvaluationsDisagree(f"Evaluations gave {first} and {second}; the event is beyond the arithmetic.")
+        raise EvaluationsDisagree(
+            f"Evaluations gave {first} and {second}; the event is beyond the arithmetic."
+        )
     if abs(first - second) > AGREEMENT * max(first, second):
         raise EvaluationsDisagree(f"Evaluations gave {first} and {second}; report this event.", order=order)
     if isinstance(pair, Plain) and isinstance(pair.base, GaussianBase):
@@ -91,7 +95,7 @@ def curve(event: Event, relation: Relation) -> Array:
         # The divergence grows with the order, so the lowest one tells an absurd plan at once.
         if count * renyi.divergence(pair, ORDERS[0]) > ABSURD:
             raise TooCostlyToAccount(
-                f"The plan's epsilon is beyond {ABSURD:.0f}, which protects nobody; add noise or take fewer steps."
+                f"Epsilon is beyond {ABSURD:.0f}, which protects nobody; add noise or take fewer steps."
             )
         total += count * pair_curve(pair, count)
     return total
@@ -121,7 +125,7 @@ def pair_curve(pair: Pair, count: int) -> Array:
 
 
 def to_epsilon(divergence: Array | float, *, delta: float, orders: Array | float) -> Array:
-    """Canonne, Kamath and Steinke 2020, Proposition 12 (also Balle et al. 2020): from Rényi to (epsilon, delta)."""
+    """From Rényi to (epsilon, delta): Canonne, Kamath and Steinke 2020, Proposition 12."""
     orders = np.asarray(orders, dtype=float)
     result: Array = divergence + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
     return result

@@ -161,7 +161,9 @@ class SlicedProjection(Event):
     steps: int
 
     def __post_init__(self) -> None:
-        require(isinstance(self.geometry, Geometry), f"geometry is {self.geometry!r}; give one of {[*Geometry]}.")
+        require(
+            isinstance(self.geometry, Geometry), f"geometry is {self.geometry!r}; give one of {[*Geometry]}."
+        )
         whole("directions", self.directions, most=10**6)
         whole("dim", self.dim, most=10**8)
         positive("row_bound", self.row_bound)
@@ -191,7 +193,9 @@ class Composition(Event):
         require(good, "a composition holds a tuple of 1 to 10,000 events.")
         for event in self.events:
             require(type(event) in KINDS.values(), f"{event!r} is not an event.")
-            require(not isinstance(event, Composition), "a composition holds no composition: list its events.")
+            require(
+                not isinstance(event, Composition), "a composition holds no composition: list its events."
+            )
 
 
 KINDS: dict[str, type[Event]] = {

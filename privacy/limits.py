@@ -12,7 +12,7 @@ import selectors
 import subprocess
 import sys
 import threading
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from privacy.problems import EvaluationsDisagree, Problem, TooCostlyToAccount
 
@@ -81,7 +81,9 @@ def ask(request: dict[str, Any], *, seconds: float = SECONDS) -> float:
     if "problem" in reply:
         raise TooCostlyToAccount(reply["problem"])
     if "fault" in reply:
-        raise EvaluationsDisagree(f"The exact accountant failed ({reply['fault']}); read by Rényi and report this.")
+        raise EvaluationsDisagree(
+            f"The exact accountant failed ({reply['fault']}); read by Rényi and report this."
+        )
     return float(reply["epsilon"])
 
 
@@ -92,15 +94,14 @@ def forget() -> None:
 
 
 def exchange(process: subprocess.Popen[str], line: str, seconds: float) -> dict[str, Any]:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(line + "\n")
-    process.stdin.flush()
+    sink, source = cast(IO[str], process.stdin), cast(IO[str], process.stdout)
+    sink.write(line + "\n")
+    sink.flush()
     with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
+        selector.register(source, selectors.EVENT_READ)
         if not selector.select(seconds):
             raise TimeoutError
-    reply: dict[str, Any] = json.loads(process.stdout.readline())
+    reply: dict[str, Any] = json.loads(source.readline())
     return reply
 
 
@@ -118,4 +119,4 @@ def serve(source: IO[str] = sys.stdin, sink: IO[str] = sys.stdout) -> None:
             reply = {"problem": "The exact accountant ran out of memory; add noise or read by Rényi."}
         except Exception as error:
             reply = {"fault": type(error).__name__}
-        print(json.dumps(reply), file=sink, flush=True)  # noqa: T201
+        print(json.dumps(reply), file=sink, flush=True)

@@ -77,11 +77,7 @@ class Antipodal:
     """(1 - q) N(0, 1) + q N(ratio, 1) against (1 - q) N(0, 1) + q N(-ratio, 1)."""
 
     sampling_prob: float
-    square: Fraction
-
-    @property
-    def ratio(self) -> float:
-        return math.sqrt(self.square)
+    base: GaussianBase
 
 
 Pair = Plain | OneSided | Symmetric | Antipodal
@@ -131,7 +127,7 @@ def poisson_pair(event: PoissonGaussian, relation: Relation) -> Pair:
     if event.query is Query.FUNCTION:
         return Symmetric(rate, base)
     # The worst sum has the record at one end of its ball and the replacement at the other.
-    return Antipodal(rate, base.square / 4)
+    return Antipodal(rate, GaussianBase(base.square / 4))
 
 
 def sliced_pair(event: SlicedProjection, relation: Relation) -> Pair:

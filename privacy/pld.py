@@ -7,6 +7,7 @@ al. 2022), which never understates, and convolves. `epsilon` screens, caches and
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -16,11 +17,21 @@ from scipy import special
 from privacy import limits
 from privacy.accountant import renyi_reading
 from privacy.events import Event, from_dict
-from privacy.pairs import Antipodal, Base, GaussianBase, OneSided, Pair, Plain, SlicedBase, Symmetric, dominating
+from privacy.pairs import (
+    Antipodal,
+    Base,
+    GaussianBase,
+    OneSided,
+    Pair,
+    Plain,
+    SlicedBase,
+    Symmetric,
+    dominating,
+)
 from privacy.problems import TooCostlyToAccount
 from privacy.relation import Relation
 from privacy.renyi import log_ratio
-from privacy.special import Array, log_expm1, log_gaussian_delta, projected_squares
+from privacy.special import BEYOND, Array, log_expm1, log_gaussian_delta, projected_squares
 
 MOST_POINTS = 2**20
 # Standard deviations of noise beyond which a tail is put at infinite loss: a mass of 1e-23.
@@ -62,7 +73,15 @@ def compute(events: tuple[Event, ...], *, delta: float, relation: Relation) -> f
     grid = max(min(step_width(pair) for pair in pairs), 2 * widest / MOST_POINTS)
     slack = ROUNDING * sum(pairs.values())
     directions = [False, True] if any(isinstance(pair, OneSided) for pair in pairs) else [False]
+    if sum(pairs.values()) == 1:
+        (pair,) = pairs
+        return max(single_epsilon(profile(pair, adding=adding), delta) for adding in directions)
     return max(direction_epsilon(pairs, grid, delta - slack, adding=adding) for adding in directions)
+
+
+def single_epsilon(deltas: Profile, delta: float) -> float:
+    """One release needs no grid: its profile is known exactly."""
+    return smallest_epsilon(lambda e: float(deltas(np.array([e]))[0]), delta)
 
 
 def merged(pairs: list[tuple[Pair, int]]) -> dict[Pair, int]:
@@ -72,19 +91,20 @@ def merged(pairs: list[tuple[Pair, int]]) -> dict[Pair, int]:
         counts[pair] = counts.get(pair, 0) + count
     gaussians = [p for p in counts if isinstance(p, Plain) and isinstance(p.base, GaussianBase)]
     if gaussians:
-        total = sum(counts.pop(pair) * pair.base.square for pair in gaussians)
+        total = sum((counts.pop(pair) * pair.base.square for pair in gaussians), Fraction(0))
         counts[Plain(GaussianBase(total))] = 1
     return counts
 
 
 def step_width(pair: Pair) -> float:
-    """A grid that costs under 0.1 %: a twentieth of the spread of one step's loss. Coarser is only pessimistic."""
+    """A grid that costs under 0.1 %, a twentieth of the spread of one step's loss; coarser is pessimistic."""
     rate = 1.0 if isinstance(pair, Plain) else pair.sampling_prob
-    ratio = pair.ratio if isinstance(pair, Antipodal) else pair.base.ratio
-    if not isinstance(pair, Antipodal) and isinstance(pair.base, SlicedBase):
+    ratio = pair.base.ratio
+    if isinstance(pair.base, SlicedBase):
         ratio *= math.sqrt(pair.base.directions / pair.base.dim)
     spread = rate * math.sqrt(math.expm1(min(ratio**2, 100.0)))
-    return min(0.05 * spread, highest_loss(pair) / 2000)
+    # Little noise makes the loss so skewed that its spread says nothing; its range does.
+    return min(0.05 * spread, highest_loss(pair) / (2000 if ratio > 2 else 100))
 
 
 def strongest(base: Base) -> float:
@@ -95,20 +115,20 @@ def strongest(base: Base) -> float:
 
 
 def highest_loss(pair: Pair) -> float:
-    if isinstance(pair, Antipodal):
-        far = np.array([pair.ratio * (pair.ratio + REACH) - pair.ratio**2 / 2])
-        low = np.array([-pair.ratio * (pair.ratio + REACH) - pair.ratio**2 / 2])
-        both = log_ratio(pair.sampling_prob, far) - log_ratio(pair.sampling_prob, low)
-        return float(both[0])
     ratio = strongest(pair.base)
     far = np.array([ratio**2 / 2 + REACH * ratio])
-    return float(far[0] if isinstance(pair, Plain) else log_ratio(pair.sampling_prob, far)[0])
+    if isinstance(pair, Plain):
+        return float(far[0])
+    loss = log_ratio(pair.sampling_prob, far)
+    if isinstance(pair, Antipodal):
+        loss = loss - log_ratio(pair.sampling_prob, -far - ratio**2)
+    return float(loss[0])
 
 
 def direction_epsilon(pairs: dict[Pair, int], grid: float, delta: float, *, adding: bool) -> float:
     from dp_accounting.pld import pld_pmf
 
-    composed = None
+    composed: Any = None
     for pair, count in pairs.items():
         high = highest_loss(pair)
         low = high
@@ -117,8 +137,10 @@ def direction_epsilon(pairs: dict[Pair, int], grid: float, delta: float, *, addi
             low, high = (high, shortest) if adding else (shortest, high)
         first, last = math.floor(-low / grid) - 1, math.ceil(high / grid) + 1
         if last - first > 8 * MOST_POINTS:
-            raise TooCostlyToAccount("The losses span too wide a range; add noise or compose fewer kinds of event.")
-        deltas = profile(pair, adding=adding)(np.arange(first, last + 1) * grid)
+            raise TooCostlyToAccount(
+                "The losses span too wide a range; add noise or compose fewer kinds of event."
+            )
+        deltas = profile(pair, adding=adding)(np.arange(float(first), last + 1) * np.float64(grid))
         deltas = np.minimum.accumulate(np.clip(deltas, 0.0, 1.0))
         with np.errstate(all="ignore"):
             one = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, first, last, deltas)
@@ -197,7 +219,7 @@ def antipodal_delta(pair: Antipodal, e: Array) -> Array:
 
     That point solves (c + z) = e^e (c + 1/z) for z = exp(ratio y), c = exp(ratio^2 / 2) (1 - q) / q.
     """
-    rate, ratio = pair.sampling_prob, pair.ratio
+    rate, ratio = pair.sampling_prob, pair.base.ratio
     log_c = ratio**2 / 2 + math.log1p(-rate) - math.log(rate)
     with np.errstate(divide="ignore"):
         log_sinh = e / 2 + np.log(-np.expm1(-e)) - math.log(2)
@@ -205,9 +227,11 @@ def antipodal_delta(pair: Antipodal, e: Array) -> Array:
     asinh = np.where(x > 20, x + math.log(2), np.arcsinh(np.exp(np.minimum(x, 20.0))))
     y = (e / 2 + asinh) / ratio
     near = rate * (special.ndtr(ratio - y) - np.exp(e + special.log_ndtr(-y - ratio)))
-    return near - (1 - rate) * np.exp(log_expm1(e) + special.log_ndtr(-y))
+    result: Array = near - (1 - rate) * np.exp(log_expm1(e) + special.log_ndtr(-y))
+    return result
 
 
+@lru_cache(maxsize=16)
 def base_profile(base: Base) -> Profile:
     """delta(e) of the base pair for e >= 0."""
     if isinstance(base, GaussianBase):
@@ -215,7 +239,7 @@ def base_profile(base: Base) -> Profile:
     squares, weights = projected_squares(base.directions, base.dim)
     ratios = base.ratio * np.sqrt(squares)
     nodes = np.linspace(0.0, strongest(base) ** 2 / 2 + REACH * strongest(base), 4000)
-    values = np.zeros(len(nodes))
+    values = np.full(len(nodes), BEYOND)
     for ratio, weight in zip(ratios, weights, strict=True):
         values += weight * np.exp(log_gaussian_delta(nodes, float(ratio)))
     gap = nodes[1]

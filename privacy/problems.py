@@ -4,7 +4,7 @@ from typing import ClassVar
 
 
 class Problem(Exception):
-    """A refusal. The class has a slug and a title; the instance says what was asked and what to do instead."""
+    """A refusal. The class has a slug and a title; the instance says what was wrong and what to do."""
 
     slug: ClassVar[str] = "problem"
     title: ClassVar[str] = "The request cannot be served"

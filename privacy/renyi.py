@@ -8,9 +8,11 @@ is log(A) / (order - 1).
 import math
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any, cast
 
 import mpmath
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
 from privacy.pairs import Antipodal, Base, GaussianBase, OneSided, Pair, Plain, SlicedBase, Symmetric
@@ -19,7 +21,7 @@ from privacy.special import Array, log_1f1, log_comb, log_expm1, log_gaussian_de
 
 LOWEST_ORDER, HIGHEST_ORDER = 1.25, 1024.0
 # Nodes of a quadrature, beyond which a pair has no privacy worth integrating for.
-MOST_NODES = 400_000
+MOST_NODES = 1_000_000
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(20)
 LOG_ROOT_TAU = math.log(2 * math.pi) / 2
 
@@ -40,16 +42,21 @@ def divergence(pair: Pair, order: float) -> float:
             return base.directions * log_1f1(base.dim, moment_argument(base, order)) / (order - 1)
         case OneSided(base=GaussianBase() as base):
             if order == int(order):
-                return from_excess(binomial_excess(pair.sampling_prob, int(order), gaussian_moments(base)), order)
+                return from_excess(
+                    binomial_excess(pair.sampling_prob, int(order), gaussian_moments(base)), order
+                )
             return from_excess(one_sided_excess(pair.sampling_prob, base.ratio, order), order)
         case Symmetric(base=GaussianBase() as base):
             return from_excess(symmetric_excess(pair.sampling_prob, base.ratio, order), order)
         case OneSided(base=SlicedBase() as base):
-            return interpolated(lambda a: binomial_excess(pair.sampling_prob, a, sliced_moments(base)), order)
+            powers = sliced_moments(base)
+            return interpolated(lambda a: binomial_excess(pair.sampling_prob, a, powers), order)
         case Symmetric(base=SlicedBase() as base):
-            return interpolated(lambda a: wbk_excess(pair.sampling_prob, a, sliced_moments(base)), order)
+            powers = sliced_moments(base)
+            return interpolated(lambda a: wbk_excess(pair.sampling_prob, a, powers), order)
         case Antipodal():
-            return from_excess(antipodal_excess(pair.sampling_prob, pair.ratio, order), order)
+            return from_excess(antipodal_excess(pair.sampling_prob, pair.base.ratio, order), order)
+    raise TypeError(pair)
 
 
 @lru_cache(maxsize=8192)
@@ -66,7 +73,7 @@ def second_divergence(pair: Pair, order: float) -> float:
         case Symmetric(base=GaussianBase() as base):
             return from_excess(profile_excess(pair.sampling_prob, base.ratio, order, mirrored=True), order)
         case Antipodal():
-            return from_excess(antipodal_panels(pair.sampling_prob, pair.ratio, order), order)
+            return from_excess(antipodal_panels(pair.sampling_prob, pair.base.ratio, order), order)
         case _:
             return sliced_in_thirty_digits(pair, order)
 
@@ -122,10 +129,11 @@ def wbk_excess(rate: float, order: int, moments: Callable[[int], Array]) -> floa
     return min(amplified, float(log_expm1(log_m[-1:])[0]))
 
 
-def log_ratio(rate: float, exponent: Array) -> Array:
+def log_ratio(rate: float, exponent: NDArray[np.floating[Any]]) -> Array:
     """log(1 + q (e^x - 1)): the log likelihood ratio after sampling, exact for small q and for large x."""
     near = np.log1p(rate * np.expm1(np.minimum(exponent, 600.0)))
-    return np.where(exponent < 600, near, np.logaddexp(math.log1p(-rate), math.log(rate) + exponent))
+    result: Array = np.where(exponent < 600, near, np.logaddexp(math.log1p(-rate), math.log(rate) + exponent))
+    return result
 
 
 def log_power_rest(order: float, log_r: Array) -> Array:
@@ -204,7 +212,7 @@ def profile_excess(rate: float, ratio: float, order: float, *, mirrored: bool) -
     Any f-divergence is an integral of hockey sticks (Sason and Verdu 2016, Proposition 3); with
     r = 1 + q (e^t - 1) the hockey stick of the sampled pair at r is q times that of the base at e^t.
     """
-    width = min(0.35, 0.7 / ratio)
+    width = min(0.5, 1 / ratio)
     g, log_weights = panels(ratio / 2, span(order, ratio, width / len(NODES)), width)
     if not mirrored:
         # Split at t = 0, where the profile minus its value for disjoint laws has a kink.
@@ -242,8 +250,7 @@ def antipodal_panels(rate: float, ratio: float, order: float) -> float:
 
 def sliced_in_thirty_digits(pair: Pair, order: float) -> float:
     """The sliced formulas again, term by term in mpmath: no log space, no series of ours."""
-    base = pair.base if not isinstance(pair, Antipodal) else None
-    assert isinstance(base, SlicedBase)
+    base = cast(SlicedBase, pair.base)
     with mpmath.workdps(30):
         square = mpmath.mpf(base.square.numerator) / base.square.denominator
 

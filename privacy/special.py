@@ -15,6 +15,8 @@ Array = NDArray[np.float64]
 LARGEST_ARGUMENT = 2e5
 # For a whole curve of orders the limit is lower; an order beyond it is never the best one.
 LARGEST_ON_A_CURVE = 2e4
+# Probability of a longer projection than `projected_squares` covers; counted as failure by its callers.
+BEYOND = 1e-20
 
 
 @lru_cache(maxsize=65536)
@@ -71,26 +73,24 @@ def projected_squares(directions: int, dim: int, atoms: int = 400) -> tuple[Arra
     """Values and probabilities that bound H = |U^T z|^2 from above in law, for unit z and sphere directions.
 
     H is a sum of independent Beta(1/2, (dim - 1)/2). Each is rounded up to a fine grid, the sum is taken
-    by Fourier transform, and the result is gathered into few atoms, again rounded up.
+    by Fourier transform, and the result is gathered into few atoms, again rounded up. What lies above the
+    last atom has a probability below BEYOND, by Chernoff's bound.
     """
     if dim == 1:
         return np.array([float(directions)]), np.array([1.0])
     mean = directions / dim
     stddev = math.sqrt(directions * 2 * (dim - 1) / (dim * dim * (dim + 2)))
-    grid = max(mean / directions / 500, (mean + 60 * stddev) / 2**21)
-    most = min(float(directions), mean + 60 * stddev + 60 / dim) + directions * grid
-    size = 1 << math.ceil(math.log2(most / grid + 2))
+    tilts = dim / 2 * np.array([0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 2.0, 8.0])
+    bounds = [(directions * log_1f1(dim, float(t)) - math.log(BEYOND)) / t for t in tilts]
+    top = min(float(directions), *bounds)
+    grid = max(mean / directions / 500, 2 * top / 2**20)
+    top += directions * grid
+    size = 1 << math.ceil(math.log2(top / grid + 2))
     law = special.betainc(0.5, (dim - 1) / 2, np.minimum(np.arange(size) * grid, 1.0))
-    single = np.diff(law, prepend=0.0)
-    total = np.fft.irfft(np.fft.rfft(single) ** directions, size)
-    values = np.arange(size) * grid
-    low, high = max(mean - 9 * stddev, grid), mean + 9 * stddev
-    edges = np.unique(
-        np.concatenate([np.linspace(low, high, atoms), np.linspace(high, values[-1], atoms // 2)])
-    )
-    where = np.minimum(np.searchsorted(edges, values), len(edges) - 1)
-    weights = np.bincount(where, weights=np.maximum(total, 0.0), minlength=len(edges))
-    keep = weights > 1e-25
-    edges, weights = edges[keep], weights[keep]
+    total = np.fft.irfft(np.fft.rfft(np.diff(law, prepend=0.0)) ** directions, size)
+    low, high = max(mean - 9 * stddev, grid), min(mean + 9 * stddev, top)
+    edges = np.unique([*np.linspace(low, high, atoms), *np.linspace(high, top, atoms // 4)])
+    where = np.minimum(np.searchsorted(edges, np.arange(size) * grid), len(edges) - 1)
+    weights: Array = np.bincount(where, weights=np.maximum(total, 0.0), minlength=len(edges)).astype(float)
     weights[-1] += max(0.0, 1.0 - weights.sum())
     return edges, weights

@@ -28,7 +28,12 @@ def plan_from_dict(body: object) -> Plan:
         raise InvalidPlan(f"A {cls.kind} plan has no {', '.join(odd)}; it has {', '.join(known)}.")
     for name, value in given.items():
         enum = known[name].type
-        if isinstance(enum, type) and issubclass(enum, StrEnum) and isinstance(value, str) and value in [*enum]:
+        if (
+            isinstance(enum, type)
+            and issubclass(enum, StrEnum)
+            and isinstance(value, str)
+            and value in [*enum]
+        ):
             given[name] = enum(value)
     try:
         return cls(**given)

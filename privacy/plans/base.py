@@ -57,10 +57,8 @@ class Plan:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.type is float and isinstance(value, int) and not isinstance(value, bool):
+            if field.type in (float, float | None) and type(value) is int:
                 object.__setattr__(self, field.name, float(value))
-        if isinstance(self.noise_multiplier, int) and not isinstance(self.noise_multiplier, bool):
-            object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))
         if self.steps is not None:
             whole("steps", self.steps, most=MOST_STEPS, problem=InvalidPlan)
         if self.noise_multiplier is not None:
@@ -82,12 +80,15 @@ class Plan:
 
     def published_reading(self, delta: float) -> PublishedReading | None:
         """The epsilon of the paper's own formula where that differs from ours. Not a guarantee."""
+        del delta
         return None
 
     @property
     def noise_stddev(self) -> float:
         if self.noise_multiplier is None:
-            raise NotCalibrated("The plan has no noise yet; give noise_multiplier or call calibrated(target).")
+            raise NotCalibrated(
+                "The plan has no noise yet; give noise_multiplier or call calibrated(target)."
+            )
         return self.noise_multiplier * self.unit_noise
 
     @property
@@ -148,7 +149,7 @@ def least_noise(measure: Callable[[float], float], *, limit: float, guess: float
     False position on logarithms, where epsilon against noise is nearly a straight line, with halving as a
     stand-by. Only a noise that was measured and found within the limit is ever returned.
     """
-    enough, too_little = guess, guess
+    enough, too_little, shrink = guess, guess, 0.9
     at_enough = at_too_little = measure(rounded_up(guess))
     while at_enough > limit:
         too_little, at_too_little, enough = enough, at_enough, enough * 2
@@ -158,7 +159,8 @@ def least_noise(measure: Callable[[float], float], *, limit: float, guess: float
             )
         at_enough = measure(rounded_up(enough))
     while at_too_little <= limit:
-        enough, at_enough, too_little = too_little, at_too_little, too_little * 0.7
+        enough, at_enough, too_little = too_little, at_too_little, too_little * shrink
+        shrink *= shrink
         if too_little < 1e-3:
             return rounded_up(enough)
         at_too_little = measure(rounded_up(too_little))

@@ -9,6 +9,9 @@ from privacy.accountant import ORDERS
 from privacy.pairs import GaussianBase, OneSided, Plain
 from privacy.renyi import divergence, from_excess, gaussian_moments, wbk_excess
 
+# The orders of TensorFlow Privacy, which the paper used.
+TF_ORDERS = [1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5, *map(float, range(5, 64))]
+
 
 def classic_epsilon(divergences: list[float], orders: list[float], delta: float) -> float:
     """Mironov 2017, Proposition 3."""
@@ -17,9 +20,9 @@ def classic_epsilon(divergences: list[float], orders: list[float], delta: float)
 
 def poisson_claim(*, rate: float, ratio: float, compositions: int, delta: float) -> float:
     """So many Poisson-sampled Gaussians."""
-    orders = [order for order in ORDERS if order <= 64]
-    pair = OneSided(rate, GaussianBase(Fraction(ratio) ** 2)) if rate < 1 else Plain(GaussianBase(Fraction(ratio) ** 2))
-    return classic_epsilon([compositions * divergence(pair, a) for a in orders], orders, delta)
+    base = GaussianBase(Fraction(ratio) ** 2)
+    pair = OneSided(rate, base) if rate < 1 else Plain(base)
+    return classic_epsilon([compositions * divergence(pair, a) for a in TF_ORDERS], TF_ORDERS, delta)
 
 
 def wbk_claim(*, rate: float, ratio: float, compositions: int, delta: float) -> float:

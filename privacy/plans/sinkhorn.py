@@ -62,5 +62,5 @@ class SinkhornPlan(Plan):
         return PublishedReading(
             claimed_epsilon=claim,
             formula="steps * images independently sampled Gaussian mechanisms, classic conversion",
-            flaw="All images of a step see the same batch, so sampling amplifies once a step, not once an image.",
+            flaw="The images of a step share one batch, so sampling amplifies once a step, not per image.",
         )

@@ -68,7 +68,9 @@ class SWDPlan(Plan):
         """The paper's epsilon with its "clt" or its "bernstein" bound on the sensitivity."""
         if self.geometry is not Geometry.SPHERE or self.batch == self.records:
             return None
-        square = {"clt": clt_square, "bernstein": bernstein_square}[bound](self.directions, self.dim, delta / 2)
+        square = {"clt": clt_square, "bernstein": bernstein_square}[bound](
+            self.directions, self.dim, delta / 2
+        )
         claim = wbk_claim(
             rate=self.batch / self.records,
             ratio=math.sqrt(square) * self.unit_noise / self.noise_stddev,
@@ -115,4 +117,5 @@ class SWDOneShotPlan(Plan):
         )
 
     def stretched(self, target: Target) -> Self:
+        del target
         raise InvalidPlan("A one-shot plan has one step; use calibrated(target) to choose its noise.")
