@@ -47,7 +47,7 @@ QueueUrl = Annotated[RedisDsn, AfterValidator(_queue_with_real_password)]
 
 class _Settings(BaseSettings):
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, extra="ignore", frozen=True, hide_input_in_errors=True
+        env_prefix=PREFIX, extra="ignore", frozen=True, hide_input_in_errors=True, env_ignore_empty=True
     )
 
 
@@ -88,8 +88,10 @@ class PublishSettings(_WithObjects):
     public_bucket: str = "sluice-public"
 
 
-class SweepSettings(_WithRows):
-    """Notices dead workers and rings again; touches no bucket."""
+class SweepSettings(_WithObjects):
+    """Notices dead workers and rings again; keeps the ledger's witness in the vault."""
+
+    vault_bucket: str = "sluice-vault"
 
 
 class MigrateSettings(_Settings):

@@ -4,18 +4,54 @@ import uuid
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, ForeignKey, MetaData, SmallInteger, Text, func
+from sqlalchemy import BigInteger, Float, ForeignKey, SmallInteger, Text, func
 from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
 class Base(DeclarativeBase):
-    metadata = MetaData(naming_convention={"ck": "%(table_name)s_%(constraint_name)s"})
     type_annotation_map = {  # noqa: RUF012 (SQLAlchemy reads it from the class)
         datetime: TIMESTAMP(timezone=True),
-        dict[str, Any]: JSONB,
+        dict[str, Any]: JSONB(none_as_null=True),
+        float: Float(53),
+        int: BigInteger,
         str: Text,
     }
+
+
+def _id() -> Mapped[uuid.UUID]:
+    return mapped_column(primary_key=True, default=uuid.uuid4)
+
+
+def _now() -> Mapped[datetime]:
+    return mapped_column(server_default=func.now())
+
+
+class Person(Base):
+    """Somebody who may act. `subject` ties a person to a single sign-on."""
+
+    __tablename__ = "people"
+
+    id: Mapped[uuid.UUID] = _id()
+    name: Mapped[str]
+    role: Mapped[str]
+    subject: Mapped[str | None]
+    created_at: Mapped[datetime] = _now()
+    disabled_at: Mapped[datetime | None]
+
+
+class Key(Base):
+    """An API key, of which only the SHA-256 is kept."""
+
+    __tablename__ = "keys"
+
+    id: Mapped[uuid.UUID] = _id()
+    person_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("people.id"))
+    label: Mapped[str]
+    digest: Mapped[bytes]
+    created_at: Mapped[datetime] = _now()
+    expires_at: Mapped[datetime]
+    revoked_at: Mapped[datetime | None]
 
 
 class Account(Base):
@@ -23,15 +59,84 @@ class Account(Base):
 
     __tablename__ = "accounts"
 
-    id: Mapped[uuid.UUID] = mapped_column(primary_key=True, default=uuid.uuid4)
+    id: Mapped[uuid.UUID] = _id()
     relation: Mapped[str]
     epsilon: Mapped[float]
     delta: Mapped[float]
     order: Mapped[int] = mapped_column("renyi_order", SmallInteger)
-    capacity: Mapped[int] = mapped_column(BigInteger)
-    held: Mapped[int] = mapped_column(BigInteger, server_default="0")
-    settled: Mapped[int] = mapped_column(BigInteger, server_default="0")
-    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    capacity: Mapped[int]
+    held: Mapped[int] = mapped_column(server_default="0")
+    settled: Mapped[int] = mapped_column(server_default="0")
+    moves: Mapped[int] = mapped_column(server_default="0")
+    head: Mapped[bytes]
+    created_at: Mapped[datetime] = _now()
+
+    @property
+    def left(self) -> int:
+        return self.capacity - self.held - self.settled
+
+
+class Content(Base):
+    """What was ever uploaded, by its hash, and whose account it falls under."""
+
+    __tablename__ = "contents"
+
+    sha256: Mapped[bytes] = mapped_column(primary_key=True)
+    account_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("accounts.id"))
+
+
+class Dataset(Base):
+    """Private records, as far as anyone outside the private side knows them: by what was declared."""
+
+    __tablename__ = "datasets"
+
+    id: Mapped[uuid.UUID] = _id()
+    owner_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("people.id"))
+    name: Mapped[str]
+    schema: Mapped[dict[str, Any]]
+    nominal_size: Mapped[int]
+    relation: Mapped[str]
+    epsilon: Mapped[float]
+    delta: Mapped[float]
+    order: Mapped[int] = mapped_column("renyi_order", SmallInteger)
+    parent_id: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("datasets.id"))
+    account_id: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("accounts.id"))
+    state: Mapped[str]
+    fault: Mapped[str | None]
+    object_key: Mapped[str]
+    upload_id: Mapped[str | None]
+    size: Mapped[int | None]
+    sha256: Mapped[bytes | None]
+    report: Mapped[dict[str, Any] | None]
+    created_at: Mapped[datetime] = _now()
+    sealed_at: Mapped[datetime | None]
+    checked_at: Mapped[datetime | None]
+
+
+class Job(Base):
+    """One training: what it may do was fixed and charged when it was made."""
+
+    __tablename__ = "jobs"
+
+    id: Mapped[uuid.UUID] = _id()
+    dataset_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("datasets.id"))
+    account_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("accounts.id"))
+    owner_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("people.id"))
+    plan: Mapped[dict[str, Any]]
+    event: Mapped[dict[str, Any]]
+    cost: Mapped[int]
+    readings: Mapped[dict[str, Any]]
+    state: Mapped[str]
+    fault: Mapped[str | None]
+    step: Mapped[int] = mapped_column(server_default="0")
+    steps: Mapped[int]
+    fence: Mapped[int] = mapped_column(server_default="0")
+    lease_until: Mapped[datetime | None]
+    created_at: Mapped[datetime] = _now()
+    started_at: Mapped[datetime | None]
+    opened_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    cancel_asked_at: Mapped[datetime | None]
 
 
 class Entry(Base):
@@ -40,16 +145,58 @@ class Entry(Base):
     __tablename__ = "entries"
 
     account_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("accounts.id"), primary_key=True)
-    number: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
     kind: Mapped[str]
-    cost: Mapped[int] = mapped_column(BigInteger)
+    cost: Mapped[int]
+    job_id: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("jobs.id"))
     event: Mapped[dict[str, Any] | None]
     readings: Mapped[dict[str, Any] | None]
     actor: Mapped[str]
     reason: Mapped[str]
-    at: Mapped[datetime] = mapped_column(server_default=func.now())
+    at: Mapped[datetime]
     previous: Mapped[bytes]
     digest: Mapped[bytes]
+
+
+class Grant(Base):
+    """A larger budget, proposed by one person and in force once another confirms it."""
+
+    __tablename__ = "grants"
+
+    id: Mapped[uuid.UUID] = _id()
+    account_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("accounts.id"))
+    epsilon: Mapped[float]
+    reason: Mapped[str]
+    proposed_by: Mapped[uuid.UUID] = mapped_column(ForeignKey("people.id"))
+    proposed_at: Mapped[datetime] = _now()
+    decided_by: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("people.id"))
+    decided_at: Mapped[datetime | None]
+    state: Mapped[str]
+
+
+class Reply(Base):
+    """The first answer to an idempotency key; `status` is empty only while it is being made."""
+
+    __tablename__ = "replies"
+
+    person_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("people.id"), primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    request: Mapped[bytes]
+    status: Mapped[int | None] = mapped_column(SmallInteger)
+    body: Mapped[dict[str, Any] | None]
+    created_at: Mapped[datetime] = _now()
+
+
+class Witness(Base):
+    """When the ledger was last compared with its witness in the vault, and how it stood."""
+
+    __tablename__ = "witness"
+
+    id: Mapped[int] = mapped_column(SmallInteger, primary_key=True)
+    checked_at: Mapped[datetime | None]
+    generation: Mapped[int] = mapped_column(server_default="0")
+    behind: Mapped[dict[str, Any] | None]
+    acknowledged: Mapped[int] = mapped_column(server_default="0")
 
 
 class Part(Base):
@@ -60,4 +207,4 @@ class Part(Base):
     name: Mapped[str] = mapped_column(primary_key=True)
     role: Mapped[str]
     version: Mapped[str]
-    seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    seen_at: Mapped[datetime] = _now()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import redis
+from botocore.exceptions import BotoCoreError, ClientError
 from celery import Celery
 from celery.signals import worker_ready, worker_shutting_down
 from redis.exceptions import RedisError
@@ -41,7 +42,7 @@ def live(
             beat(engine, role)
             work()
             trouble = False
-        except (SQLAlchemyError, RedisError) as problem:
+        except (SQLAlchemyError, RedisError, BotoCoreError, ClientError) as problem:
             if not trouble:
                 _log.warning("part_lost_server", kind=type(problem).__name__)
             trouble = True

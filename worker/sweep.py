@@ -4,9 +4,14 @@ import signal
 import threading
 from types import FrameType
 
+from sqlalchemy.orm import Session
+
 from core.database import connect
 from core.parts import forget_gone
 from core.settings import SweepSettings
+from core.stores import s3
+from core.stores.witness import WitnessShelf
+from core.witness import compare
 from worker import life
 
 
@@ -20,7 +25,14 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    life.live(engine, str(settings.queue_url), "sweep", stopping, lambda: forget_gone(engine))
+    shelf = WitnessShelf(s3.client_for(settings), settings.vault_bucket)
+
+    def work() -> None:
+        with Session(engine) as session, session.begin():
+            compare(session, shelf)
+        forget_gone(engine)
+
+    life.live(engine, str(settings.queue_url), "sweep", stopping, work)
     engine.dispose()
 
 

@@ -121,12 +121,17 @@ class Postgres:
 
 
 class Valkey:
-    # What Celery's transport does, on the keys of the role's own queues and no others.
-    _KEYS = {  # noqa: RUF012
-        "service": "~train:* ~publish:*",
-        "train": "~train:*",
-        "publish": "~publish:*",
-        "sweep": "~train:* ~publish:*",
+    # What Celery's transport does and nothing more, on the keys of the role's own queues and no others.
+    _RING = "-@all +ping +hello +client|setinfo +multi +exec +sadd +smembers +exists +llen +lpush"
+    _WORK = (
+        f"{_RING} +rpush +rpop +brpop +watch +unwatch +discard +hset +hget +hdel +zadd +zrem +zrange "
+        "+zrevrangebyscore +set +get +del +evalsha +script|load"
+    )
+    _RIGHTS = {  # noqa: RUF012
+        "service": f"~train:* ~publish:* {_RING}",
+        "train": f"~train:* {_WORK}",
+        "publish": f"~publish:* {_WORK}",
+        "sweep": f"~train:* ~publish:* {_RING}",
     }
 
     def __init__(self, data: Path, state: dict[str, Any], *, durable: bool) -> None:
@@ -141,8 +146,7 @@ class Valkey:
     def child(self) -> Child:
         self.directory.mkdir(exist_ok=True)
         users = [
-            f"user {role} on >{self.passwords[role]} {self._KEYS[role]} +@all -@admin -@dangerous +info"
-            for role in ROLES
+            f"user {role} on >{self.passwords[role]} resetchannels {self._RIGHTS[role]}" for role in ROLES
         ]
         lines = [
             f"bind {HOST}",

@@ -70,9 +70,15 @@ def load(data: Path) -> dict[str, Any]:
             "install that version, or choose another directory with --data"
         )
     state["version"] = VERSION
-    state.setdefault("database", {role: secrets.token_urlsafe(24) for role in ("owner", *ROLES)})
-    state.setdefault("queue", {role: secrets.token_urlsafe(24) for role in ROLES})
-    state.setdefault("s3", {role: _identity() for role in ("admin", "service", "train", "publish")})
+    # Filled in name by name, so that a removed one is made anew: that is how a password is changed.
+    for kind, names, make in (
+        ("database", ("owner", *ROLES), _password),
+        ("queue", ROLES, _password),
+        ("s3", ("admin", *ROLES), _identity),
+    ):
+        kept = state.setdefault(kind, {})
+        for name in names:
+            kept.setdefault(name, make())
     state.setdefault("s3_internal", secrets.token_hex(32))
     ports = state.get("ports", [])
     if len(ports) != SERVER_PORTS + 2 or not all(map(port_is_free, ports)):
@@ -92,6 +98,10 @@ def write_private(path: Path, text: str) -> None:
         new.replace(path)
     except OSError as problem:
         raise CannotRun(_why(path.parent, problem)) from None
+
+
+def _password() -> str:
+    return secrets.token_urlsafe(24)
 
 
 def _identity() -> dict[str, str]:

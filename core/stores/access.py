@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-ROLES = ("service", "train", "publish")
+ROLES = ("service", "train", "publish", "sweep")
 
 PUT = ("s3:PutObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
 GET = ("s3:GetObject",)
@@ -32,6 +32,7 @@ ACCESS: dict[str, tuple[Right, ...]] = {
         Right(bucket="vault", prefix="synthesizers/", actions=GET),
         Right(bucket="public", actions=PUT),
     ),
+    "sweep": (Right(bucket="vault", prefix="witness/", actions=GET + PUT),),
 }
 
 

@@ -8,6 +8,20 @@ from botocore.config import Config
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
+    from core.settings import PublishSettings, ServiceSettings, SweepSettings, TrainSettings
+
+    HasIdentity = ServiceSettings | TrainSettings | PublishSettings | SweepSettings
+
+
+def client_for(settings: "HasIdentity") -> "S3Client":
+    """The client of a role, from its settings."""
+    return client(
+        endpoint=str(settings.s3_endpoint).rstrip("/") if settings.s3_endpoint else None,
+        region=settings.s3_region,
+        access_key=settings.s3_access_key.get_secret_value(),
+        secret_key=settings.s3_secret_key.get_secret_value(),
+    )
+
 
 def client(
     *, endpoint: str | None, region: str, access_key: str, secret_key: str, attempts: int = 5

@@ -1,0 +1,43 @@
+"""Why a dataset was rejected or a job ended: a closed list of slugs, none of which quotes a record."""
+
+from enum import StrEnum
+
+
+class Fault(StrEnum):
+    # A dataset's file.
+    UNSUPPORTED_FORMAT = "unsupported-format"  # none of the formats its schema may come in
+    NOT_AN_ARCHIVE = "not-an-archive"  # begins like a zip, but has no directory that can be read
+    DAMAGED = "damaged"  # cut short, or its parts contradict each other
+    UNSAFE_CONTENT = "unsafe-content"  # pickles, links, encryption, odd names, hidden or doubled bytes
+    TOO_LARGE = "too-large"  # expands to more than its size justifies, or than the limits allow
+    EMPTY = "empty"  # no bytes, or no records
+    SHAPE_MISMATCH = "shape-mismatch"
+    DTYPE_MISMATCH = "dtype-mismatch"
+    LABEL_MISMATCH = "label-mismatch"
+    COLUMNS_MISMATCH = "columns-mismatch"
+    NOT_FINITE = "not-finite"  # a number is missing, NaN or infinite
+    RAGGED = "ragged"  # a row has more or fewer fields than the header
+    ENCODING = "encoding"  # text that is not UTF-8, or holds NUL
+    HASH_MISMATCH = "hash-mismatch"
+    SIZE_MISMATCH = "size-mismatch"
+    TIMED_OUT = "timed-out"
+    UNREADABLE = "unreadable"  # the reader itself ended without an answer
+    OUT_OF_SPACE = "out-of-space"  # of the worker's disk: worth another try
+
+    # A job.
+    DIVERGED = "diverged"
+    SCHEMA_MISMATCH = "schema-mismatch"
+    ACCOUNTING_MISMATCH = "accounting-mismatch"
+    LOST = "lost"
+    CANCELLED = "cancelled"
+
+    # Either.
+    OUT_OF_MEMORY = "out-of-memory"
+
+
+class Failure(Exception):
+    """Work that ended in a named fault; carries the slug and nothing else."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.value)
+        self.fault = fault

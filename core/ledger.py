@@ -1,0 +1,227 @@
+"""The ledger: accounts moved by one conditional UPDATE, and rows that say why.
+
+Guarantee: held + settled never exceeds capacity, whoever races; each move is one row, linked to the one
+before it, in the same transaction. docs/guarantees.md#ledger.
+"""
+
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from core.errors import Problem
+from core.tables import Account, Entry
+from privacy.account import capacity as capacity_of
+from privacy.accountant import cost as cost_of
+from privacy.balance import GENESIS, Balance, Broken, digest, fold
+from privacy.events import Event
+from privacy.relation import Relation
+
+
+class BudgetExceeded(Problem):
+    status, slug, title = 409, "budget-exceeded", "The budget does not allow this"
+
+
+class BudgetNotRaised(Problem):
+    status, slug, title = 422, "budget-not-raised", "A budget can only grow"
+
+
+class NothingReserved(Problem):
+    status, slug, title = 409, "nothing-reserved", "This job holds nothing in the account"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """Who moves the balance, and why."""
+
+    actor: str
+    reason: str
+
+
+def price(event: Event, account: Account) -> int:
+    return cost_of(event, order=account.order, relation=Relation(account.relation))
+
+
+def open_account(
+    session: Session, *, relation: Relation, epsilon: float, delta: float, order: int, move: Move
+) -> Account:
+    """A new account with its first grant."""
+    room = capacity_of(epsilon, delta, order)
+    account = Account(
+        id=uuid.uuid4(),
+        relation=relation,
+        epsilon=epsilon,
+        delta=delta,
+        order=order,
+        capacity=room,
+        head=GENESIS,
+    )
+    session.add(account)
+    session.flush()
+    [(number, head, at)] = session.execute(_touch(account.id).values(moves=Account.moves + 1)).all()
+    _append(session, account.id, number, head, at, kind="grant", cost=room, move=move)
+    session.refresh(account)
+    return account
+
+
+def reserve(
+    session: Session,
+    account: Account,
+    event: Event,
+    *,
+    job: uuid.UUID,
+    readings: Mapping[str, Any],
+    move: Move,
+) -> int:
+    """Promises an event's cost to a job, if there is room. The cost is computed before the lock is taken."""
+    cost = price(event, account)
+    hold = (
+        _touch(account.id)
+        .where(Account.held <= Account.capacity - Account.settled - cost)
+        .values(held=Account.held + cost, moves=Account.moves + 1)
+    )
+    moved = session.execute(hold).one_or_none()
+    if moved is None:
+        left = session.scalars(
+            select(Account.capacity - Account.held - Account.settled).where(Account.id == account.id)
+        ).one()
+        raise BudgetExceeded(
+            "The job costs more than is left in the account; ask for less, or have the budget raised.",
+            asked={"cost": cost, **readings},
+            left={"cost": left},
+        )
+    _append(
+        session, account.id, *moved, kind="reserve", cost=cost, move=move, job=job, event=event.to_dict(),
+        readings=dict(readings),
+    )  # fmt: skip
+    return cost
+
+
+def settle(session: Session, account_id: uuid.UUID, *, job: uuid.UUID, move: Move) -> None:
+    """Makes a promise final. Always possible while it is held: it moves nothing but a label."""
+    _end(session, account_id, job=job, kind="settle", move=move)
+
+
+def void(session: Session, account_id: uuid.UUID, *, job: uuid.UUID, move: Move) -> None:
+    """Gives a promise back. The database refuses once the job's records were opened."""
+    _end(session, account_id, job=job, kind="void", move=move)
+
+
+def _end(session: Session, account_id: uuid.UUID, *, job: uuid.UUID, kind: str, move: Move) -> None:
+    mine = (Entry.account_id == account_id, Entry.job_id == job)
+    reserved = session.scalars(select(Entry.cost).where(*mine, Entry.kind == "reserve")).one_or_none()
+    if reserved is None:
+        raise NothingReserved("This job never held anything in this account.")
+    # Asked under the account's lock: two ends of one job cannot both see none.
+    session.execute(select(Account.id).where(Account.id == account_id).with_for_update())
+    if session.scalars(select(Entry.kind).where(*mine, Entry.kind.in_(("settle", "void")))).one_or_none():
+        raise NothingReserved("This job's promise was ended before.")
+    values: dict[Any, Any] = {Account.held: Account.held - reserved, Account.moves: Account.moves + 1}
+    if kind == "settle":
+        values[Account.settled] = Account.settled + reserved
+    moved = session.execute(_touch(account_id).values(values)).one()
+    _append(session, account_id, *moved, kind=kind, cost=reserved, move=move, job=job)
+
+
+def raise_budget(session: Session, account: Account, *, epsilon: float, move: Move) -> None:
+    """Grants the difference to a larger epsilon at the account's own delta and order."""
+    room = capacity_of(epsilon, account.delta, account.order)
+    larger = (
+        _touch(account.id)
+        .where(Account.epsilon < epsilon, Account.capacity < room)
+        .values(epsilon=epsilon, capacity=room, moves=Account.moves + 1)
+    )
+    before = session.scalars(select(Account.capacity).where(Account.id == account.id).with_for_update()).one()
+    moved = session.execute(larger).one_or_none()
+    if moved is None:
+        raise BudgetNotRaised(f"The budget is already {account.epsilon:g}; name a larger epsilon.")
+    _append(session, account.id, *moved, kind="grant", cost=room - before, move=move)
+
+
+def forfeit(session: Session, account: Account, *, cost: int, move: Move) -> None:
+    """Charges what a witness knows was spent and this database has forgotten; at most all that is left."""
+    lost = min(cost, account.left)
+    moved = session.execute(
+        _touch(account.id).values(settled=Account.settled + lost, moves=Account.moves + 1)
+    ).one()
+    _append(session, account.id, *moved, kind="settle", cost=lost, move=move)
+
+
+def _touch(account_id: uuid.UUID) -> Any:
+    """An UPDATE that takes the account's lock and gives what the next row needs."""
+    return (
+        update(Account)
+        .where(Account.id == account_id)
+        .returning(Account.moves, Account.head, func.clock_timestamp())
+        .execution_options(synchronize_session=False)
+    )
+
+
+def _append(
+    session: Session,
+    account_id: uuid.UUID,
+    number: int,
+    head: bytes,
+    at: datetime,
+    *,
+    kind: str,
+    cost: int,
+    move: Move,
+    job: uuid.UUID | None = None,
+    event: dict[str, Any] | None = None,
+    readings: dict[str, Any] | None = None,
+) -> None:
+    entry = Entry(
+        account_id=account_id, number=number, kind=kind, cost=cost, job_id=job, event=event,
+        readings=readings, actor=move.actor, reason=move.reason, at=at, previous=head,
+    )  # fmt: skip
+    entry.digest = digest(head, as_row(entry))
+    session.add(entry)
+    session.execute(
+        update(Account)
+        .where(Account.id == account_id)
+        .values(head=entry.digest)
+        .execution_options(synchronize_session=False)
+    )
+    session.flush()
+
+
+def as_row(entry: Entry) -> dict[str, Any]:
+    """An entry as it is hashed, exported and shown."""
+    return {
+        "account": str(entry.account_id),
+        "number": entry.number,
+        "kind": entry.kind,
+        "cost": entry.cost,
+        "job": str(entry.job_id) if entry.job_id else None,
+        "event": entry.event,
+        "readings": entry.readings,
+        "actor": entry.actor,
+        "reason": entry.reason,
+        "at": entry.at.astimezone(UTC).isoformat(timespec="microseconds"),
+        "previous": entry.previous.hex(),
+        "digest": entry.digest.hex() if entry.digest else None,
+    }
+
+
+def rows(session: Session, account_id: uuid.UUID) -> Iterator[dict[str, Any]]:
+    """All rows of an account in order, a few at a time."""
+    query = select(Entry).where(Entry.account_id == account_id).order_by(Entry.number)
+    for entry in session.scalars(query.execution_options(yield_per=1000)):
+        yield as_row(entry)
+
+
+def verify(session: Session, account: Account) -> Broken | None:
+    """Walks the chain and the sums; the first row that does not follow, or None."""
+    balance, head, number, broken = fold(rows(session, account.id))
+    if broken:
+        return broken
+    if (number, head) != (account.moves, account.head):
+        return Broken(number=number + 1, why="rows are missing at the end")
+    if balance != Balance(capacity=account.capacity, held=account.held, settled=account.settled):
+        return Broken(number=number, why="the account's balance is not the sum of its rows")
+    return None
