@@ -27,7 +27,7 @@ class LedgerNotWitnessed(Problem):
 
 
 class Shelf(Protocol):
-    """Where the witness lies: one object, read and replaced whole. `create` is False if there is one already."""
+    """Where the witness lies: one object, replaced whole. `create` is False if there is one."""
 
     def create(self, body: bytes) -> bool: ...
     def read(self) -> bytes: ...

@@ -12,12 +12,12 @@ KEY = "witness/ledger.json"
 
 class WitnessShelf:
     def __init__(self, client: "S3Client", bucket: str) -> None:
-        self._client, self._at = client, {"Bucket": bucket, "Key": KEY}
+        self._client, self._bucket = client, bucket
 
     def create(self, body: bytes) -> bool:
         # Create-only, not "read and see": who may not list is told 403, not 404, for what is not there.
         try:
-            self._client.put_object(**self._at, Body=body, IfNoneMatch="*")
+            self._client.put_object(Bucket=self._bucket, Key=KEY, Body=body, IfNoneMatch="*")
         except ClientError as problem:
             if problem.response["ResponseMetadata"]["HTTPStatusCode"] == 412:
                 return False
@@ -25,7 +25,7 @@ class WitnessShelf:
         return True
 
     def read(self) -> bytes:
-        return self._client.get_object(**self._at)["Body"].read()
+        return self._client.get_object(Bucket=self._bucket, Key=KEY)["Body"].read()
 
     def write(self, body: bytes) -> None:
-        self._client.put_object(**self._at, Body=body)
+        self._client.put_object(Bucket=self._bucket, Key=KEY, Body=body)
