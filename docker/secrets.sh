@@ -47,7 +47,7 @@ acl publish '~publish:*' "$work"
 
 # S3: one identity per role, with no right but what its policy says.
 identities='' policies=''
-for role in service train publish; do
+for role in service train publish sweep; do
     access=AK$(random 9 | tr a-f A-F) secret=$(random 24)
     put "${role}_s3_access_key" "$access"
     put "${role}_s3_secret_key" "$secret"

@@ -17,9 +17,16 @@ ALLOWED = {
     "service": {"sluice-private": PUT, "sluice-public": GET},
     "train": {"sluice-private": GET, "sluice-vault": GET | PUT | {"copy"}},
     "publish": {"sluice-vault/synthesizers": GET, "sluice-public": PUT},
+    "sweep": {"sluice-vault/witness": GET | PUT | {"copy"}},
     "anonymous": {},
 }
-PLACES = ["sluice-private", "sluice-vault", "sluice-vault/synthesizers", "sluice-public"]
+PLACES = [
+    "sluice-private",
+    "sluice-vault",
+    "sluice-vault/synthesizers",
+    "sluice-vault/witness",
+    "sluice-public",
+]
 TAGS = {"TagSet": [{"Key": "a", "Value": "b"}]}
 RULES = {"Rules": [{"ID": "a", "Status": "Enabled", "Filter": {"Prefix": ""}, "Expiration": {"Days": 1}}]}
 CORS = {"CORSRules": [{"AllowedMethods": ["GET"], "AllowedOrigins": ["*"]}]}

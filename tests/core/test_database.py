@@ -6,24 +6,57 @@ import psycopg
 import pytest
 from psycopg import errors
 
-ACCOUNT = """INSERT INTO accounts (id, relation, epsilon, delta, renyi_order, capacity)
-             VALUES (%s, 'add-remove', 8, 1e-5, 4, 1000)"""
-ENTRY = """INSERT INTO entries (account_id, number, kind, cost, actor, reason, previous, digest)
-           VALUES (%s, %s, 'grant', 0, 'someone', 'first', decode(repeat('00', 32), 'hex'),
+ACCOUNT = """INSERT INTO accounts (id, relation, epsilon, delta, renyi_order, capacity, moves, head)
+             VALUES (%s, 'add_remove', 8, 1e-5, 4, 1000, 1, decode(repeat('01', 32), 'hex'))"""
+ENTRY = """INSERT INTO entries (account_id, number, kind, cost, actor, reason, at, previous, digest)
+           VALUES (%s, %s, 'grant', 1000, 'someone', 'first', now(), decode(repeat('00', 32), 'hex'),
                    decode(repeat('01', 32), 'hex'))"""
-# role → table → rights, the whole of it.
+CONTENT = "INSERT INTO contents (sha256, account_id) VALUES (decode(repeat('02', 32), 'hex'), %s)"
+PERSON = "INSERT INTO people (id, name, role) VALUES (%s, 'someone', 'curator')"
+REPLY = "INSERT INTO replies (person_id, key, request) VALUES (%s, 'k', decode(repeat('03', 32), 'hex'))"
+
+ADD = {"SELECT", "INSERT"}
+SEE = {"SELECT"}
+PROGRESS = {"state", "fault", "step", "fence", "lease_until", "started_at", "opened_at", "finished_at"}
+BALANCE = {"held", "settled", "moves", "head"}
+# role → table → rights over whole tables, all of them.
 RIGHTS = {
-    "service": {"accounts": {"SELECT", "INSERT"}, "entries": {"SELECT", "INSERT"}},
-    "train": {"accounts": {"SELECT"}, "entries": {"SELECT", "INSERT"}},
-    "publish": {"accounts": {"SELECT"}, "entries": {"SELECT"}},
-    "sweep": {"accounts": {"SELECT"}, "entries": {"SELECT", "INSERT"}},
+    "service": dict.fromkeys(
+        ("people", "keys", "accounts", "contents", "entries", "datasets", "jobs", "grants", "replies"), ADD
+    )
+    | {"witness": SEE},
+    "train": {"accounts": SEE, "entries": ADD, "datasets": SEE, "jobs": SEE},
+    "publish": {"accounts": SEE, "entries": SEE, "datasets": SEE, "jobs": SEE},
+    "sweep": {"accounts": SEE, "entries": ADD, "datasets": SEE, "jobs": SEE, "witness": SEE},
 }
+# role → table → the columns it may change, all of them.
 COLUMNS = {
-    "service": {"capacity", "held"},
-    "train": {"held", "settled"},
-    "publish": set(),
-    "sweep": {"held", "settled"},
+    "service": {
+        "people": {"disabled_at", "role"},
+        "keys": {"revoked_at"},
+        "accounts": BALANCE | {"epsilon", "capacity"},
+        "datasets": {"state", "upload_id", "account_id", "size", "sha256", "sealed_at"},
+        "jobs": {"state", "fault", "finished_at", "cancel_asked_at"},
+        "grants": {"state", "decided_by", "decided_at"},
+        "replies": {"status", "body"},
+        "witness": {"acknowledged"},
+    },
+    "train": {
+        "accounts": BALANCE,
+        "datasets": {"state", "fault", "report", "checked_at"},
+        "jobs": PROGRESS,
+    },
+    "publish": {},
+    "sweep": {
+        "accounts": BALANCE,
+        "jobs": PROGRESS,
+        "witness": {"checked_at", "generation", "behind"},
+    },
 }
+TABLES = {
+    "people", "keys", "accounts", "contents", "datasets", "jobs", "entries", "grants", "replies", "witness",
+    "parts", "alembic_version",
+}  # fmt: skip
 ALL_RIGHTS = ["SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER"]
 
 
@@ -35,47 +68,58 @@ def owner(database):
 
 @pytest.fixture
 def account(owner):
-    id = uuid.uuid4()
+    id, person = uuid.uuid4(), uuid.uuid4()
     owner.execute(ACCOUNT, [id])
     owner.execute(ENTRY, [id, 1])
+    owner.execute(CONTENT, [id])
+    owner.execute(PERSON, [person])
+    owner.execute(REPLY, [person])
     return id
 
 
 @pytest.mark.parametrize("role", RIGHTS)
 def test_a_role_has_exactly_its_rights(role, database, owner):
-    tables = {
-        name for (name,) in owner.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
-    }
-    everywhere = {"parts": {"SELECT", "INSERT", "UPDATE", "DELETE"}, "alembic_version": {"SELECT"}}
-    expected = RIGHTS[role] | everywhere
-    assert tables == set(expected), "a new table needs a line in this test"
+    columns = {}
+    for table, column in owner.execute(
+        "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'public'"
+    ):
+        columns.setdefault(table, set()).add(column)
+    assert set(columns) == TABLES, "a new table needs a line in this test"
+    everything = {"SELECT", "INSERT", "UPDATE", "DELETE"}
+    rights = RIGHTS[role] | {"parts": everything, "alembic_version": SEE}
     with psycopg.connect(database(role)) as connection:
-        for table in tables:
-            has = {
-                right
-                for right in ALL_RIGHTS
-                if connection.execute("SELECT has_table_privilege(%s, %s)", [table, right]).fetchone()
-                == (True,)
-            }
-            assert has == expected[table], table
-        columns = owner.execute(
-            "SELECT column_name FROM information_schema.columns WHERE table_name = 'accounts'"
-        ).fetchall()
-        updatable = {
-            column
-            for (column,) in columns
-            if connection.execute(
-                "SELECT has_column_privilege('accounts', %s, 'UPDATE')", [column]
-            ).fetchone()
-            == (True,)
-        }
-        assert updatable == COLUMNS[role]
+
+        def may(right, table, column=None):
+            ask, what = ("has_column_privilege(%s, %s, %s)", [table, column, right])
+            if column is None:
+                ask, what = ("has_table_privilege(%s, %s)", [table, right])
+            return connection.execute(f"SELECT {ask}", what).fetchone() == (True,)
+
+        for table in TABLES:
+            whole = rights.get(table, set())
+            assert {right for right in ALL_RIGHTS if may(right, table)} == whole, table
+            for right in ("SELECT", "INSERT", "UPDATE", "REFERENCES"):
+                over = {column for column in columns[table] if may(right, table, column)}
+                some = COLUMNS[role].get(table, set()) if right == "UPDATE" else set()
+                assert over == (columns[table] if right in whole else some), (table, right)
 
 
 @pytest.mark.parametrize("role", RIGHTS)
 @pytest.mark.parametrize(
     "statement",
-    ["UPDATE entries SET cost = 0", "DELETE FROM entries", "TRUNCATE entries", "DELETE FROM accounts"],
+    [
+        "UPDATE entries SET cost = 0",
+        "DELETE FROM entries",
+        "TRUNCATE entries",
+        "DELETE FROM accounts",
+        "UPDATE accounts SET delta = 0.5",
+        "UPDATE accounts SET renyi_order = 2",
+        "DELETE FROM contents",
+        "DELETE FROM witness",
+        "DELETE FROM jobs",
+        "ALTER TABLE entries DISABLE TRIGGER ALL",
+        "SET session_replication_role = replica",
+    ],
 )
 def test_the_application_cannot_rewrite_the_ledger(role, statement, database, account):
     with psycopg.connect(database(role)) as connection, pytest.raises(errors.InsufficientPrivilege):
@@ -101,6 +145,11 @@ def test_the_application_is_no_superuser_and_makes_no_tables(role, database):
         "TRUNCATE entries",
         "DELETE FROM accounts",
         "TRUNCATE accounts CASCADE",
+        "UPDATE contents SET account_id = account_id",
+        "DELETE FROM contents",
+        "TRUNCATE contents",
+        "DELETE FROM replies",
+        "TRUNCATE replies",
     ],
 )
 def test_not_even_the_owner_rewrites_the_ledger_by_accident(statement, owner, account):
@@ -116,14 +165,41 @@ def test_not_even_the_owner_rewrites_the_ledger_by_accident(statement, owner, ac
         "settled = 1001",
         "held = 600, settled = 401",
         "held = -1",
-        "settled = -1",
-        "capacity = -1",
         "held = 9223372036854775807, settled = 9223372036854775807",
     ],
 )
 def test_no_balance_leaves_its_bounds(move, owner, account):
     with pytest.raises(errors.CheckViolation):
         owner.execute(f"UPDATE accounts SET {move} WHERE id = %s", [account])
+
+
+@pytest.mark.parametrize("balance", [(-1, 0, 0), (1000, -1, 0), (1000, 0, -1), (1000, 600, 401)])
+def test_no_account_starts_out_of_bounds(balance, owner):
+    with pytest.raises(errors.CheckViolation):
+        owner.execute(
+            """INSERT INTO accounts (id, relation, epsilon, delta, renyi_order, head, capacity, held, settled)
+               VALUES (%s, 'add_remove', 8, 1e-5, 4, decode(repeat('00', 32), 'hex'), %s, %s, %s)""",
+            [uuid.uuid4(), *balance],
+        )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "id = gen_random_uuid()",
+        "relation = 'replace_one'",
+        "delta = delta * 2",
+        "renyi_order = 2",
+        "created_at = now() + interval '1 day'",
+        "capacity = capacity - 1",
+        "settled = settled - 1",
+        "moves = moves - 1",
+    ],
+)
+def test_what_an_account_was_opened_with_stays(change, owner, account):
+    owner.execute("UPDATE accounts SET settled = 1 WHERE id = %s", [account])
+    with pytest.raises(errors.RestrictViolation, match="stays as it is"):
+        owner.execute(f"UPDATE accounts SET {change} WHERE id = %s", [account])
 
 
 def test_a_balance_may_be_used_up_to_the_last_unit(owner, account):

@@ -175,7 +175,7 @@ def test_networks_join_only_those_who_need_each_other():
     assert members == {
         "rows": {"postgres", "migrate", "api", "publish", "sweep"} | trainers,
         "bell": {"valkey", "api", "publish", "sweep"} | trainers,
-        "objects": {"s3", "publish"} | trainers,
+        "objects": {"s3", "publish", "sweep"} | trainers,
         "disk": {"s3", "seaweedfs"},  # its inner ports ask for no key
         "front": {"s3", "api"},
     }
@@ -372,7 +372,7 @@ def test_secrets_are_ours_alone_long_and_all_different(made):
     for path in made.iterdir():
         assert path.stat().st_mode & 0o777 == 0o600, path.name
     random = [p.read_text() for p in made.iterdir() if re.search("(password|access_key|secret_key)$", p.name)]
-    assert len(set(random)) == len(random) == 11
+    assert len(set(random)) == len(random) == 13
     assert min(map(len, random)) >= 20
 
 
