@@ -33,6 +33,7 @@ def up(data: Path, port: int) -> None:
                 stack.start()
             _show(stack)
             console.print(f"ready in {stack.timings['all ready']:.1f} s ({_timings(stack)})")
+            _show_first_key(stack)
             console.print(f"[bold]{stack.url}[/bold]  data in {stack.data}  Ctrl-C stops")
             stack.watch(console.print)
         except KeyboardInterrupt:
@@ -51,6 +52,7 @@ def init(data: Path) -> None:
             stack.prepare()
         finally:
             stack.stop()
+    _show_first_key(stack)
     console.print(f"{stack.data} is ready: sluice up --data {data}")
 
 
@@ -72,6 +74,13 @@ def demo(port: int) -> None:
         "Not shown yet: registering a dataset, training and releasing. They are being built.\n"
         "What already works: sluice quote, which prices a training job before any data is touched."
     )
+
+
+def _show_first_key(stack: Stack) -> None:
+    if stack.first_key:
+        console.print(
+            f"key of the first admin, shown this once: [bold]{stack.first_key}[/bold]", soft_wrap=True
+        )
 
 
 def _show(stack: Stack) -> None:

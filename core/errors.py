@@ -16,5 +16,25 @@ class Problem(Exception):
         self.fields = fields
 
 
+class NotAuthenticated(Problem):
+    status, slug, title = 401, "not-authenticated", "It is not known who is asking"
+
+
+class Forbidden(Problem):
+    status, slug, title = 403, "forbidden", "This is for another role"
+
+
+class NotFound(Problem):
+    status, slug, title = 404, "not-found", "There is nothing like that here for you"
+
+
+class WrongState(Problem):
+    status, slug, title = 409, "wrong-state", "This cannot be done now"
+
+
+class Invalid(Problem):
+    status, slug, title = 422, "invalid-request", "The request does not fit its description"
+
+
 class NotReady(Problem):
     status, slug, title = 503, "not-ready", "A part that is needed does not answer"

@@ -38,6 +38,14 @@ def add_person(session: Session, *, name: str, role: Role, subject: str | None =
     return person
 
 
+def first_admin(session: Session) -> str | None:
+    """The text of a first admin's key, in a service that has no admin yet."""
+    if session.scalars(select(Person.id).where(Person.role == Role.ADMIN).limit(1)).one_or_none():
+        return None
+    _, text = issue_key(session, add_person(session, name="admin", role=Role.ADMIN), label="first", days=365)
+    return text
+
+
 def issue_key(session: Session, person: Person, *, label: str, days: int) -> tuple[Key, str]:
     """A new key of 256 random bits and its text, which is shown once and kept nowhere."""
     text = PREFIX + secrets.token_urlsafe(32)

@@ -72,6 +72,16 @@ class ServiceSettings(_WithObjects):
 
     private_bucket: str = "sluice-private"
     public_bucket: str = "sluice-public"
+    requests_per_minute: int = 1200  # of one key; per service process
+    # Single sign-on, off unless an issuer is named. The map goes from a value of the claim to a role.
+    oidc_issuer: HttpUrl | None = None
+    oidc_audience: str = "sluice"
+    oidc_role_claim: str = "roles"
+    oidc_roles: dict[str, str] = {
+        "sluice-admin": "admin",
+        "sluice-curator": "curator",
+        "sluice-analyst": "analyst",
+    }
 
 
 class TrainSettings(_WithObjects):

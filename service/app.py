@@ -7,22 +7,50 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from core.database import connect
+from core.queue import bell
 from core.settings import ServiceSettings
-from service import health, problems, requests
+from core.stores import s3
+from core.stores.inbox import Inbox
+from service import auth, health, metrics, problems, requests
+from service.budget import routes as budget
+from service.datasets import routes as datasets
+from service.jobs import routes as jobs
+from service.limits import Bodies, Rates
+from service.oidc import SingleSignOn
+from service.people import routes as people
+
+# Four processes on one machine stay below PostgreSQL's default of 100 connections.
+POOL = 15
 
 
 def create_app(settings: ServiceSettings) -> FastAPI:
-    engine = connect(str(settings.database_url))
+    engine = connect(str(settings.database_url), pool_size=POOL)
+    queue = str(settings.queue_url)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         engine.dispose()
 
-    app = FastAPI(title="Sluice", version=version("sluice"), lifespan=lifespan)
+    app = FastAPI(
+        title="Sluice",
+        version=version("sluice"),
+        summary="Releases synthetic data under differential privacy, with an epsilon that is true.",
+        lifespan=lifespan,
+        redoc_url=None,
+        responses=problems.DOCUMENTED,
+    )
     app.state.settings = settings
     app.state.engine = engine
+    app.state.inbox = Inbox(s3.client_for(settings), settings.private_bucket)
+    app.state.bells = {"train": bell("train", queue), "publish": bell("publish", queue)}
+    app.state.rates = Rates(settings.requests_per_minute)
+    app.state.sign_on = SingleSignOn(settings) if settings.oidc_issuer else None
     problems.install(app)
-    app.add_middleware(requests.RequestIds)
-    app.include_router(health.router)
+    app.add_middleware(Bodies)
+    app.add_middleware(requests.RequestIds, metrics=metrics.install(app))
+    routers = (health.router, datasets.router, jobs.quotes, jobs.jobs, budget.router, people.router)
+    app.state.permissions = auth.permissions([route for router in (app, *routers) for route in router.routes])
+    for router in routers:
+        app.include_router(router)
     return app

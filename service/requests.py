@@ -9,6 +9,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core import log
+from service.metrics import Metrics
 
 HEADER = "X-Request-Id"
 _USABLE = re.compile(rb"^[A-Za-z0-9._-]{1,64}$")
@@ -18,8 +19,8 @@ _log = log.get("requests")
 class RequestIds:
     """Plain ASGI, since a wrapped response would buffer streams."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -44,10 +45,10 @@ class RequestIds:
                 route = getattr(
                     scope.get("route"), "path", None
                 )  # the pattern: a path may hold what a caller typed
-                _log.info(
-                    "request",
-                    method=scope["method"],
-                    route=route,
-                    status=status,
-                    ms=round(1000 * (time.monotonic() - started)),
-                )
+                method, seconds = _method(scope["method"]), time.monotonic() - started
+                self.metrics.observe(method=method, route=route, status=status, seconds=seconds)
+                _log.info("request", method=method, route=route, status=status, ms=round(1000 * seconds))
+
+
+def _method(given: str) -> str:
+    return given if given in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS") else "other"

@@ -13,12 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote, urlsplit, urlunsplit
 
+from sqlalchemy.orm import Session
+
 from client.local import state as data_directory
 from client.local.child import HOST, Child, port_is_free
 from client.local.servers import Postgres, Seaweed, Valkey
 from client.local.state import ROLES
 from client.problems import CannotRun
-from core.database import database_role
+from core.database import connect, database_role
+from core.people import first_admin
 from core.stores.access import ROLES as S3_ROLES
 
 _MOST_STILLBORN = 5  # ends in a row before being ready: then it is no accident
@@ -31,6 +34,7 @@ class Stack:
         self.data, self.port, self.durable = data.resolve(), port, durable
         self.stopping = threading.Event()
         self.timings: dict[str, float] = {}
+        self.first_key: str | None = None  # of the admin, in the run that made the directory
         self.servers: list[Child] = []
         self.processes: list[Child] = []
         self._lock = data_directory.claim(self.data)
@@ -71,7 +75,8 @@ class Stack:
 
     def environment(self, role: str) -> dict[str, str]:
         """All that a process of this role is told, and nothing of the others."""
-        settings = {"DATABASE_URL": self._database_url(role), "QUEUE_URL": self.queue_url}
+        queue_url = os.environ.get(f"SLUICE_{role.upper()}_QUEUE_URL", self.queue_url)
+        settings = {"DATABASE_URL": self._database_url(role), "QUEUE_URL": queue_url}
         if self.valkey:
             settings["QUEUE_URL"] = self.valkey.url(role)
         if role in S3_ROLES:
@@ -134,6 +139,10 @@ class Stack:
             migrate(self.owner_url, {role: self.state["database"][role] for role in ROLES})
         except DatabaseIsNewer as problem:
             raise CannotRun(str(problem)) from None
+        engine = connect(self.owner_url)
+        with Session(engine) as session, session.begin():
+            self.first_key = first_admin(session)
+        engine.dispose()
         self.timings["migrations"] = time.monotonic() - began
 
     def start_processes(self) -> None:

@@ -258,9 +258,11 @@ def test_servers_of_your_own_are_used_when_their_addresses_are_set(start, tmp_pa
         environment = {
             "SLUICE_DATABASE_URL": with_servers.owner_url,
             "SLUICE_QUEUE_URL": with_servers.valkey.url("service"),
+            "SLUICE_TRAIN_QUEUE_URL": with_servers.valkey.url("train"),
+            "SLUICE_PUBLISH_QUEUE_URL": with_servers.valkey.url("publish"),
             "SLUICE_S3_ENDPOINT": with_servers.s3_endpoint,
         }
-        for role in ("service", "train", "publish"):
+        for role in ("service", "train", "publish", "sweep"):
             for key, value in with_servers.state["s3"][role].items():
                 environment[f"SLUICE_{role}_S3_{key}".upper()] = value
         incomplete = {k: v for k, v in environment.items() if k != "SLUICE_TRAIN_S3_SECRET_KEY"}

@@ -1,0 +1,83 @@
+"""The way into the private bucket, for the service: it signs uploads and never sees their bytes."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from botocore.exceptions import ClientError
+
+from core.errors import Problem
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+SIGNED_SECONDS = 900
+PART_BYTES = 64 << 20
+MOST_PARTS = 10_000
+
+
+class UploadGone(Problem):
+    status, slug, title = 409, "upload-gone", "The upload is not complete or was given up"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    number: int
+    etag: str
+    size: int
+
+
+class Inbox:
+    def __init__(self, client: "S3Client", bucket: str) -> None:
+        self._client, self._bucket = client, bucket
+
+    def begin(self, key: str) -> str:
+        return self._client.create_multipart_upload(Bucket=self._bucket, Key=key)["UploadId"]
+
+    def sign_part(self, key: str, upload_id: str, number: int) -> str:
+        """An address that takes this one part of this one upload, for a quarter of an hour."""
+        part = {"Bucket": self._bucket, "Key": key, "UploadId": upload_id, "PartNumber": number}
+        return self._client.generate_presigned_url("upload_part", Params=part, ExpiresIn=SIGNED_SECONDS)
+
+    def parts(self, key: str, upload_id: str) -> list[Part]:
+        """What has arrived so far, so that an upload can go on where it stopped."""
+        found: list[Part] = []
+        marker = 0
+        while True:
+            try:
+                answer = self._client.list_parts(
+                    Bucket=self._bucket, Key=key, UploadId=upload_id, PartNumberMarker=marker
+                )
+            except ClientError as problem:
+                raise _named(problem) from None
+            found += [
+                Part(number=p["PartNumber"], etag=p["ETag"], size=p["Size"]) for p in answer.get("Parts", [])
+            ]
+            if not answer.get("IsTruncated"):
+                return found
+            marker = answer["NextPartNumberMarker"]
+
+    def complete(self, key: str, upload_id: str, parts: list[Part]) -> None:
+        """Joins the parts; from here on no signed address of this upload works."""
+        joined = [{"PartNumber": part.number, "ETag": part.etag} for part in parts]
+        try:
+            self._client.complete_multipart_upload(
+                Bucket=self._bucket,
+                Key=key,
+                UploadId=upload_id,
+                MultipartUpload={"Parts": joined},  # type: ignore[typeddict-item]
+            )
+        except ClientError as problem:
+            raise _named(problem) from None
+
+    def abandon(self, key: str, upload_id: str) -> None:
+        try:
+            self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
+        except ClientError as problem:
+            if problem.response["Error"]["Code"] != "NoSuchUpload":
+                raise
+
+
+def _named(problem: ClientError) -> Exception:
+    if problem.response["ResponseMetadata"]["HTTPStatusCode"] in (400, 404):
+        return UploadGone("Begin the upload again: POST to its /upload address.")
+    return problem

@@ -1,0 +1,116 @@
+"""What is said about accounts and the ledger over HTTP."""
+
+import uuid
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from core.tables import Grant
+from privacy.accountant import Accountant
+from privacy.relation import Relation
+from service.datasets.schemas import Finite, Text
+from service.deps import Body, View
+from service.jobs.schemas import Readings, Remaining
+
+
+class AccountView(View):
+    """Balances are integer costs at the account's order (1e-9 units); readings are epsilons at its delta."""
+
+    id: uuid.UUID
+    relation: Relation
+    epsilon: float
+    delta: float
+    order: int
+    granted: int
+    held: int
+    settled: int
+    left: Remaining
+    spent: Readings = Field(description="Everything promised or spent, composed as if chosen in advance.")
+    datasets: int
+    moves: int
+    head: str
+    last_move_at: datetime
+
+
+class Chain(View):
+    """Whether every row follows from the one before, and the balance from the rows."""
+
+    ok: bool
+    broken_row: int | None = Field(default=None, description="The first row that does not follow.")
+    why: str | None = None
+
+
+class EntryView(View):
+    account: uuid.UUID
+    number: int
+    kind: str
+    cost: int
+    job: uuid.UUID | None
+    event: dict[str, Any] | None
+    readings: dict[str, Any] | None
+    actor: str
+    reason: str
+    at: str
+    previous: str
+    digest: str
+
+
+class LedgerView(View):
+    account: AccountView
+    chain: Chain
+    entries: list[EntryView]
+    next: int | None = Field(default=None, description="Give it as `after` for the following rows.")
+
+
+class NewGrant(Body):
+    epsilon: Annotated[Finite, Field(ge=1e-6, le=1e6, description="The new, larger epsilon of the account.")]
+    reason: Text
+
+
+class GrantView(View):
+    id: uuid.UUID
+    account: uuid.UUID
+    epsilon: float
+    reason: str
+    state: str
+    proposed_by: uuid.UUID
+    proposed_at: datetime
+    decided_by: uuid.UUID | None
+    decided_at: datetime | None
+
+    @classmethod
+    def of(cls, row: Grant) -> "GrantView":
+        return cls(
+            id=row.id, account=row.account_id, epsilon=row.epsilon, reason=row.reason, state=row.state,
+            proposed_by=row.proposed_by, proposed_at=row.proposed_at, decided_by=row.decided_by,
+            decided_at=row.decided_at,
+        )  # fmt: skip
+
+
+class Reread(View):
+    number: int
+    job: uuid.UUID | None
+    stored: float | None
+    now: float | None
+    changed: bool
+
+
+class Recomputed(View):
+    accountant: Accountant
+    delta: float
+    total: float | None
+    rows: list[Reread]
+
+
+class WitnessView(View):
+    """`behind` names the accounts whose spending this database has forgotten."""
+
+    checked_at: datetime | None
+    generation: int
+    behind: dict[str, Any] | None
+
+
+class Acknowledgement(Body):
+    generation: Annotated[int, Field(ge=1, le=2**62)]
+    reason: Text

@@ -1,0 +1,98 @@
+"""HTTP for datasets."""
+
+import uuid
+
+from fastapi import APIRouter, Request
+from starlette.status import HTTP_201_CREATED, HTTP_202_ACCEPTED, HTTP_204_NO_CONTENT
+
+from core.queue import ring
+from core.stores.inbox import PART_BYTES, SIGNED_SECONDS, Inbox
+from core.tables import Dataset
+from service import replies
+from service.auth import Curator, CuratorOrAdmin
+from service.datasets import actions
+from service.datasets.schemas import (
+    DatasetView,
+    NewDataset,
+    PartNumbers,
+    Seal,
+    SignedPart,
+    SignedParts,
+    UploadView,
+)
+from service.deps import Cursor, Limit, Page, SessionDep, page
+from service.replies import IdempotencyKey
+
+router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
+
+
+@router.post("", status_code=HTTP_201_CREATED)
+def register(body: NewDataset, who: Curator, session: SessionDep, key: IdempotencyKey = None) -> DatasetView:
+    """Declare a dataset: schema, nominal size, relation and budget. Nothing is measured or uploaded yet."""
+
+    def make() -> DatasetView:
+        return DatasetView.of(actions.register(session, who, body))
+
+    return replies.once(session, who, key, body, DatasetView, make)
+
+
+@router.get("")
+def list_datasets(
+    who: CuratorOrAdmin, session: SessionDep, limit: Limit = 50, cursor: Cursor = None
+) -> Page[DatasetView]:
+    """Your datasets, newest first; an admin sees all."""
+    rows, following = page(
+        session, actions.visible(who), Dataset.created_at, Dataset.id, limit=limit, cursor=cursor
+    )
+    return Page(items=[DatasetView.of(row) for row in rows], next=following)
+
+
+@router.get("/{id}")
+def show(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep) -> DatasetView:
+    return DatasetView.of(actions.find(session, who, id))
+
+
+@router.delete("/{id}", status_code=HTTP_204_NO_CONTENT)
+def delete(id: uuid.UUID, who: Curator, session: SessionDep, request: Request) -> None:
+    """Hide a dataset. Its budget account stays: what was spent stays spent."""
+    actions.delete(session, who, id, _inbox(request))
+
+
+@router.post("/{id}/upload")
+def begin_upload(id: uuid.UUID, who: Curator, session: SessionDep, request: Request) -> UploadView:
+    """Begin an upload, or find the one begun; tells which parts have arrived."""
+    return _upload(actions.begin_upload(session, who, id, _inbox(request)), request)
+
+
+@router.get("/{id}/upload")
+def show_upload(id: uuid.UUID, who: Curator, session: SessionDep, request: Request) -> UploadView:
+    return _upload(actions.in_upload(actions.find(session, who, id)), request)
+
+
+@router.post("/{id}/upload/urls")
+def sign_parts(
+    id: uuid.UUID, body: PartNumbers, who: Curator, session: SessionDep, request: Request
+) -> SignedParts:
+    """Signed addresses to PUT parts to. The bytes go straight to the store and never through this service."""
+    row = actions.in_upload(actions.find(session, who, id))
+    sign = _inbox(request).sign_part
+    signed = [SignedPart(number=n, url=sign(row.object_key, row.upload_id or "", n)) for n in body.numbers]
+    return SignedParts(parts=signed, expires_in=SIGNED_SECONDS)
+
+
+@router.post("/{id}/seal", status_code=HTTP_202_ACCEPTED)
+def seal(id: uuid.UUID, body: Seal, who: Curator, session: SessionDep, request: Request) -> DatasetView:
+    """Fix content, relation and budget. A worker checks the file: `ready`, or `rejected` with a fault."""
+    row = actions.seal(session, who, id, body, _inbox(request))
+    ring(request.app.state.bells["train"], "train.check", row.id)
+    return DatasetView.of(row)
+
+
+def _inbox(request: Request) -> Inbox:
+    inbox: Inbox = request.app.state.inbox
+    return inbox
+
+
+def _upload(row: Dataset, request: Request) -> UploadView:
+    arrived = _inbox(request).parts(row.object_key, row.upload_id or "")
+    return UploadView(part_bytes=PART_BYTES, arrived=[part.number for part in arrived])

@@ -1,0 +1,1 @@
+"""Quotes and jobs: what a training would cost, and the training itself."""

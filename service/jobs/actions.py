@@ -1,0 +1,113 @@
+"""Reserve, enqueue, cancel. Nothing is trained that was not paid for first."""
+
+import uuid
+from datetime import UTC, datetime
+
+from sqlalchemy import Select, select, update
+from sqlalchemy.orm import Session
+
+from core import ledger
+from core.errors import NotFound, WrongState
+from core.people import Role
+from core.tables import Account, Dataset, Entry, Job
+from core.witness import require_level
+from privacy.events import Event, from_dict
+from service.auth import Who
+from service.datasets.actions import find as find_dataset
+from service.jobs import pricing
+from service.jobs.schemas import NewJob, NewQuote, QuoteView
+
+ENDED = ("trained", "failed", "cancelled")
+
+
+def visible(who: Who) -> Select[tuple[Job]]:
+    query = select(Job)
+    return query if who.role is Role.ADMIN else query.where(Job.owner_id == who.id)
+
+
+def find(session: Session, who: Who, id: uuid.UUID) -> Job:
+    found = session.scalars(visible(who).where(Job.id == id)).one_or_none()
+    if found is None:
+        raise NotFound("No job of yours has this id.")
+    return found
+
+
+def quote(session: Session, who: Who, body: NewQuote) -> QuoteView:
+    """Prices a plan for a dataset's account, and writes nothing."""
+    account = _account(session, find_dataset(session, who, body.dataset))
+    paid = paid_events(session, account.id)
+    session.rollback()  # gives the connection back: arithmetic may take seconds
+    return pricing.quote(account, paid, body)
+
+
+def offer(session: Session, who: Who, body: NewJob) -> tuple[Dataset, Account, pricing.Priced]:
+    """All that needs no lock: the dataset is there and ready, the plan is calibrated and priced."""
+    dataset = find_dataset(session, who, body.dataset)
+    if dataset.state != "ready":
+        raise WrongState("The dataset is not ready; seal it and wait for its check.", state=dataset.state)
+    account = _account(session, dataset)
+    session.rollback()
+    return dataset, account, pricing.priced(account, body)
+
+
+def start(session: Session, who: Who, dataset: Dataset, account: Account, offer: pricing.Priced) -> Job:
+    """Reserves the cost and adds the job, in one transaction that the caller commits."""
+    require_level(session)
+    id = uuid.uuid4()
+    readings = offer.readings.model_dump()
+    try:
+        cost = ledger.reserve(
+            session,
+            account,
+            offer.event,
+            job=id,
+            readings=readings,
+            move=who.move(f"job {id} on {dataset.id}"),
+        )
+    except ledger.BudgetExceeded as refused:
+        left = refused.fields["left"]["cost"]
+        session.rollback()
+        refused.fields["left"] = pricing.remaining(account, left).model_dump()
+        refused.fields["largest_epsilon"] = pricing.largest_epsilon(account, offer.plan, left)
+        raise
+    job = Job(
+        id=id, dataset_id=dataset.id, account_id=account.id, owner_id=who.id, plan=offer.plan.to_dict(),
+        event=offer.event.to_dict(), cost=cost, readings=readings, state="queued", step=0,
+        steps=offer.plan.known_steps, created_at=datetime.now(UTC),
+    )  # fmt: skip
+    session.add(job)
+    session.flush()
+    return job
+
+
+def cancel(session: Session, who: Who, id: uuid.UUID) -> Job:
+    """Before records are opened the charge is given back; after that the job stops and the charge stays."""
+    job = find(session, who, id)
+    untouched = (
+        update(Job)
+        .where(Job.id == id, Job.state == "queued", Job.opened_at.is_(None))
+        .values(state="cancelled", fault="cancelled", finished_at=datetime.now(UTC))
+    )
+    if session.execute(untouched.returning(Job.id)).one_or_none() is not None:
+        ledger.void(session, job.account_id, job=id, move=who.move("cancelled before records were opened"))
+    else:
+        asked = update(Job).where(Job.id == id, Job.state.not_in(ENDED), Job.cancel_asked_at.is_(None))
+        session.execute(asked.values(cancel_asked_at=datetime.now(UTC)))
+    session.commit()
+    session.refresh(job)
+    return job
+
+
+def paid_events(session: Session, account_id: uuid.UUID) -> tuple[Event, ...]:
+    """The events an account has paid for or promised to: every reserve that was not voided."""
+    voided = select(Entry.job_id).where(Entry.account_id == account_id, Entry.kind == "void")
+    events = select(Entry.event).where(
+        Entry.account_id == account_id, Entry.kind == "reserve", Entry.job_id.not_in(voided)
+    )
+    return tuple(from_dict(event) for event in session.scalars(events.order_by(Entry.number)))
+
+
+def _account(session: Session, dataset: Dataset) -> Account:
+    if dataset.account_id is None:
+        raise WrongState("The dataset has no budget yet; seal it first.", state=dataset.state)
+    return session.get_one(Account, dataset.account_id)

@@ -1,0 +1,101 @@
+"""What a plan costs one account. Pure arithmetic and no lock: calibrate first, move the balance second."""
+
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+
+from core.ledger import price
+from core.tables import Account
+from privacy.account import largest_epsilon_that_fits, left_as_epsilon
+from privacy.accountant import Accountant, epsilon
+from privacy.events import Event
+from privacy.plans import Plan, Target, plan_from_dict
+from privacy.problems import Problem as PrivacyProblem
+from privacy.problems import TooCostlyToAccount
+from privacy.relation import Relation
+from service.jobs.schemas import NewQuote, Published, QuoteView, Readings, Remaining
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priced:
+    plan: Plan
+    event: Event
+    cost: int
+    readings: Readings
+
+
+def priced(account: Account, body: NewQuote) -> Priced:
+    """The plan with every number fixed, and what it costs this account."""
+    plan = plan_from_dict(body.plan)
+    relation = Relation(account.relation)
+    if body.target is not None:
+        plan = calibrated(
+            plan,
+            Target(
+                epsilon=body.target.epsilon,
+                delta=account.delta,
+                relation=relation,
+                accountant=body.target.accountant,
+            ),
+        )
+    event = plan.event()
+    return Priced(
+        plan=plan, event=event, cost=price(event, account),
+        readings=read((event,), delta=account.delta, relation=relation),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def calibrated(plan: Plan, target: Target) -> Plan:
+    return plan.calibrated(target)
+
+
+@lru_cache(maxsize=1024)
+def read(events: tuple[Event, ...], *, delta: float, relation: Relation) -> Readings:
+    def one(accountant: Accountant) -> float | None:
+        try:
+            return epsilon(events, delta=delta, accountant=accountant, relation=relation).epsilon
+        except TooCostlyToAccount:
+            return None
+
+    return Readings(renyi=one(Accountant.RENYI), pld=one(Accountant.PLD))
+
+
+def remaining(account: Account, cost: int) -> Remaining:
+    return Remaining(cost=cost, epsilon=left_as_epsilon(cost, delta=account.delta, order=account.order))
+
+
+@lru_cache(maxsize=1024)
+def _largest(plan: Plan, left: int, order: int, delta: float, relation: Relation) -> float | None:
+    try:
+        return largest_epsilon_that_fits(plan, left, order=order, delta=delta, relation=relation)[0]
+    except PrivacyProblem:
+        return None
+
+
+def largest_epsilon(account: Account, plan: Plan, left: int) -> float | None:
+    return (
+        _largest(plan, left, account.order, account.delta, Relation(account.relation)) if left > 0 else None
+    )
+
+
+def quote(account: Account, paid: tuple[Event, ...], body: NewQuote) -> QuoteView:
+    """Everything a curator wants to know before saying yes."""
+    offer = priced(account, body)
+    fits, after = account.left // max(offer.cost, 1), account.left - offer.cost
+    published = offer.plan.published_reading(account.delta)
+    relation = Relation(account.relation)
+    return QuoteView(
+        plan=offer.plan.to_dict(),
+        event=offer.event.to_dict(),
+        relation=relation,
+        delta=account.delta,
+        order=account.order,
+        cost=offer.cost,
+        epsilon=offer.readings,
+        total_after=read((*paid, offer.event), delta=account.delta, relation=relation),
+        left=remaining(account, account.left),
+        left_after=remaining(account, after) if after >= 0 else None,
+        fits=fits,
+        largest_epsilon=None if fits else largest_epsilon(account, offer.plan, account.left),
+        published=Published(**asdict(published)) if published else None,
+    )

@@ -1,0 +1,111 @@
+"""HTTP for quotes and jobs."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import StreamingResponse
+from sqlalchemy.orm import Session
+from starlette.status import HTTP_202_ACCEPTED
+
+from core.queue import ring
+from core.tables import Job
+from service import replies
+from service.auth import Curator, CuratorOrAdmin, Who
+from service.deps import Cursor, Limit, Page, SessionDep, page
+from service.jobs import actions
+from service.jobs.schemas import JobView, NewJob, NewQuote, QuoteView
+from service.replies import IdempotencyKey
+
+quotes = APIRouter(prefix="/v1/quotes", tags=["jobs"])
+jobs = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+_LOOK_EVERY = 1.0
+State = Literal["queued", "running", "trained", "failed", "cancelled"]
+
+
+@quotes.post("")
+def quote(body: NewQuote, who: CuratorOrAdmin, session: SessionDep) -> QuoteView:
+    """What a plan would cost: noise, epsilon by each accountant, what would be left. Writes nothing."""
+    return actions.quote(session, who, body)
+
+
+@jobs.post("", status_code=HTTP_202_ACCEPTED)
+def start_job(
+    body: NewJob, who: Curator, session: SessionDep, request: Request, key: IdempotencyKey = None
+) -> JobView:
+    """Charge the account and enqueue a training; `budget-exceeded` says what is left and would fit."""
+    told = replies.remembered(session, who, key, body, JobView) if key else None
+    if told is None:
+        dataset, account, offer = actions.offer(session, who, body)
+
+        def make() -> JobView:
+            return JobView.of(actions.start(session, who, dataset, account, offer))
+
+        told = replies.once(session, who, key, body, JobView, make)
+    # Rung again on a replay: a doorbell lost the first time does no harm the second.
+    ring(request.app.state.bells["train"], "train.run", told.id)
+    return told
+
+
+@jobs.get("")
+def list_jobs(
+    who: CuratorOrAdmin,
+    session: SessionDep,
+    state: Annotated[State | None, Query()] = None,
+    dataset: Annotated[uuid.UUID | None, Query()] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> Page[JobView]:
+    """Your jobs, newest first; an admin sees all."""
+    query = actions.visible(who)
+    if state is not None:
+        query = query.where(Job.state == state)
+    if dataset is not None:
+        query = query.where(Job.dataset_id == dataset)
+    rows, following = page(session, query, Job.created_at, Job.id, limit=limit, cursor=cursor)
+    return Page(items=[JobView.of(row) for row in rows], next=following)
+
+
+@jobs.get("/{id}")
+def show(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep) -> JobView:
+    return JobView.of(actions.find(session, who, id))
+
+
+@jobs.post("/{id}/cancel", status_code=HTTP_202_ACCEPTED)
+def cancel(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep) -> JobView:
+    """Stop a job. Before its records are opened the charge is given back, later it stays. Safe to repeat."""
+    return JobView.of(actions.cancel(session, who, id))
+
+
+@jobs.get(
+    "/{id}/events",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+)
+def events(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep, request: Request) -> StreamingResponse:
+    """The job as server-sent events, whenever it changes, until it ends."""
+    JobView.of(actions.find(session, who, id))  # 404 now rather than in the stream
+    return StreamingResponse(_follow(request, who, id), media_type="text/event-stream")
+
+
+async def _follow(request: Request, who: Who, id: uuid.UUID) -> AsyncIterator[str]:
+    def look() -> JobView:
+        with Session(request.app.state.engine) as session:
+            return JobView.of(actions.find(session, who, id))
+
+    last = None
+    while not await request.is_disconnected():
+        view = await run_in_threadpool(look)
+        shown = view.model_dump_json(exclude={"plan": True, "event": True, "progress": {"eta"}})
+        if shown != last:
+            yield f"event: job\ndata: {view.model_dump_json()}\n\n"
+        else:
+            yield ": still here\n\n"  # keeps proxies from closing a quiet line
+        last = shown
+        if view.state in actions.ENDED:
+            return
+        await asyncio.sleep(_LOOK_EVERY)

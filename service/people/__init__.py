@@ -1,0 +1,1 @@
+"""People and their keys, for admins."""
