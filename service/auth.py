@@ -93,7 +93,7 @@ def roles_of(route: APIRoute) -> frozenset[Role] | None:
 
 
 def permissions(routes: Iterable[BaseRoute]) -> dict[tuple[str, str], frozenset[Role]]:
-    """(method, path) → roles. A route that is not open and names no role stops the service before it serves."""
+    """(method, path) → roles. A route that is neither open nor names roles stops the service at its start."""
     table = {}
     for route in routes:
         if isinstance(route, APIRoute) and route.path not in OPEN:
