@@ -12,6 +12,7 @@ def connect(url: str, *, pool_size: int = 5) -> Engine:
         pool_size=pool_size,
         pool_pre_ping=True,
         isolation_level="READ COMMITTED",
+        hide_parameters=True,  # an error's text may reach a log, and a parameter may be anything
         connect_args={"connect_timeout": 5},
     )
 

@@ -4,8 +4,12 @@ from typing import Any, Literal
 from uuid import UUID
 
 from celery import Celery
+from kombu.exceptions import OperationalError
+
+from core import log
 
 Queue = Literal["train", "publish"]
+_log = log.get("queue")
 
 
 def bell(queue: Queue, url: str, **options: Any) -> Celery:
@@ -38,5 +42,8 @@ def bell(queue: Queue, url: str, **options: Any) -> Celery:
 
 
 def ring(app: Celery, name: str, id: UUID) -> None:
-    """Rings after the transaction is committed; a lost ring is rung again by the sweeper."""
-    app.send_task(name, args=[str(id)])
+    """Rings after the transaction is committed. A ring that is lost does no harm: the sweeper rings again."""
+    try:
+        app.send_task(name, args=[str(id)], retry=False)
+    except OperationalError as problem:
+        _log.warning("bell_unanswered", task=name, kind=type(problem).__name__)

@@ -31,7 +31,12 @@ def settings_or_exit(kind: type[S], role: str) -> S:
 
 
 def live(
-    engine: Engine, queue_url: str, role: str, stopping: threading.Event, work: Callable[[], None]
+    engine: Engine,
+    queue_url: str,
+    role: str,
+    stopping: threading.Event,
+    work: Callable[[], None] = lambda: None,
+    every: float = BEAT_SECONDS,
 ) -> None:
     """Beats until told to stop, does `work` between beats; a lost server is waited for, not died of."""
     queue = redis.Redis.from_url(queue_url, socket_timeout=5, socket_connect_timeout=5)
@@ -46,7 +51,7 @@ def live(
             if not trouble:
                 _log.warning("part_lost_server", kind=type(problem).__name__)
             trouble = True
-        if stopping.wait(1 if trouble else BEAT_SECONDS):
+        if stopping.wait(1 if trouble else every):
             break
     queue.close()
     try:
@@ -55,11 +60,13 @@ def live(
         _log.warning("part_left_without_saying")
 
 
-def serve(app: Celery, engine: Engine, queue_url: str, role: str) -> None:
-    """Consumes the role's queue, one job at a time, until SIGTERM."""
-    stopping = threading.Event()
+def serve(
+    app: Celery, engine: Engine, queue_url: str, role: str, stopping: threading.Event | None = None
+) -> None:
+    """Consumes the role's queue, one job at a time, until SIGTERM sets `stopping`: a long job hands back."""
+    stopping = stopping or threading.Event()
     beating = threading.Thread(
-        target=live, args=(engine, queue_url, role, stopping, lambda: None), name="life", daemon=True
+        target=live, args=(engine, queue_url, role, stopping), name="life", daemon=True
     )
 
     @worker_ready.connect(weak=False)

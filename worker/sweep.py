@@ -1,23 +1,81 @@
-"""Goes round and puts right what a dead process left behind. `python -m worker.sweep`."""
+"""Goes round and puts right what a dead process left behind. `python -m worker.sweep`.
+
+Keeps the ledger level with its witness, rings again for work nobody answered to, ends jobs that keep dying.
+"""
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 
+import redis
+from celery import Celery
+from sqlalchemy import Engine, and_, func, or_, select, update
 from sqlalchemy.orm import Session
 
+from core import ledger, log
 from core.database import connect
+from core.faults import Fault
+from core.ledger import Move
 from core.parts import forget_gone
+from core.queue import bell, ring
 from core.settings import SweepSettings
 from core.stores import s3
 from core.stores.witness import WitnessShelf
-from core.witness import compare
+from core.tables import Dataset, Job
+from core.witness import Shelf, compare
 from worker import life
+from worker.claims import MOST_ATTEMPTS
+
+_log = log.get("sweep")
+SWEEP_SECONDS = 2.0
+
+
+def keep_witness(engine: Engine, shelf: Shelf) -> None:
+    with Session(engine) as session, session.begin():
+        compare(session, shelf)
+
+
+def waiting(session: Session) -> list[tuple[str, object]]:
+    """(task, id) of what waits for a worker, or was left by one whose lease ran out."""
+    left = and_(Job.state == "running", Job.lease_until < func.now())
+    jobs = session.scalars(
+        select(Job.id).where(or_(Job.state == "queued", left)).order_by(Job.created_at).limit(100)
+    )
+    unchecked = select(Dataset.id).where(Dataset.state == "checking").order_by(Dataset.sealed_at).limit(100)
+    return [("train.run", id) for id in jobs] + [("train.check", id) for id in session.scalars(unchecked)]
+
+
+def ring_again(engine: Engine, app: Celery, queued: Callable[[], int]) -> None:
+    """Rings for all that waits, but only into an empty queue: rings never pile up behind a long job."""
+    if queued():
+        return
+    with Session(engine) as session:
+        for task, id in waiting(session):
+            ring(app, task, id)  # type: ignore[arg-type]
+
+
+def end_hopeless(engine: Engine) -> None:
+    """A job that took worker after worker with it is over: charged if it opened its records."""
+    hopeless = (Job.state == "running", Job.lease_until < func.now(), Job.fence >= MOST_ATTEMPTS)
+    with Session(engine) as session, session.begin():
+        lost = (
+            update(Job)
+            .where(*hopeless)
+            .values(state="failed", fault=Fault.LOST.value, finished_at=func.now())
+        )
+        for id, account_id, opened_at in session.execute(
+            lost.returning(Job.id, Job.account_id, Job.opened_at)
+        ).all():
+            end = ledger.void if opened_at is None else ledger.settle
+            end(session, account_id, job=id, move=Move(actor="sweep", reason="ended: lost"))
+            _log.warning("job_lost", job_id=str(id))
 
 
 def main() -> None:
     settings = life.settings_or_exit(SweepSettings, "sweep")
-    engine = connect(str(settings.database_url), pool_size=1)
+    engine = connect(str(settings.database_url), pool_size=2)
+    url = str(settings.queue_url)
     stopping = threading.Event()
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
@@ -26,13 +84,16 @@ def main() -> None:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     shelf = WitnessShelf(s3.client_for(settings), settings.vault_bucket)
+    app = bell("train", url)
+    queue = redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5)
 
     def work() -> None:
-        with Session(engine) as session, session.begin():
-            compare(session, shelf)
+        keep_witness(engine, shelf)
+        end_hopeless(engine)
+        ring_again(engine, app, lambda: int(queue.llen("train:train")))
         forget_gone(engine)
 
-    life.live(engine, str(settings.queue_url), "sweep", stopping, work)
+    life.live(engine, url, "sweep", stopping, work, every=SWEEP_SECONDS)
     engine.dispose()
 
 

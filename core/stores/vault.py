@@ -1,0 +1,49 @@
+"""The vault, for the train worker: checkpoints and diagnostics that stay, synthesizers to be published."""
+
+import json
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from core.stores.witness import KEY as WITNESS
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+
+class Vault:
+    """Keys have the fence of the attempt in them: a worker thought dead overwrites nothing of another."""
+
+    def __init__(self, client: "S3Client", bucket: str) -> None:
+        self._client, self._bucket = client, bucket
+
+    def put_checkpoint(self, job: uuid.UUID, fence: int, body: bytes) -> None:
+        self._put(f"checkpoints/{job}/{fence}", body)
+
+    def get_checkpoint(self, job: uuid.UUID, fence: int) -> bytes:
+        return self._get(f"checkpoints/{job}/{fence}")
+
+    def wipe_checkpoints(self, job: uuid.UUID, fence: int) -> None:
+        """Empties what the attempts of an ended job left: nobody may delete, and what is empty is gone."""
+        for attempt in range(1, fence + 1):
+            self._put(f"checkpoints/{job}/{attempt}", b"")
+
+    def put_diagnostics(self, job: uuid.UUID, fence: int, body: bytes) -> None:
+        self._put(f"diagnostics/{job}/{fence}.jsonl", body)
+
+    def put_synthesizer(self, job: uuid.UUID, fence: int, files: dict[str, bytes]) -> str:
+        """The prefix under which the publisher finds the files."""
+        prefix = f"synthesizers/{job}/{fence}/"
+        for name, body in files.items():
+            self._put(prefix + name, body)
+        return prefix
+
+    def witnessed(self) -> dict[str, Any]:
+        """What the ledger's witness knows of each account."""
+        accounts: dict[str, Any] = json.loads(self._get(WITNESS))["accounts"]
+        return accounts
+
+    def _put(self, key: str, body: bytes) -> None:
+        self._client.put_object(Bucket=self._bucket, Key=key, Body=body)
+
+    def _get(self, key: str) -> bytes:
+        return self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()

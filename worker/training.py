@@ -1,0 +1,288 @@
+"""The life of one job on the private side: claim, witness, open, follow, checkpoint, settle.
+
+Guarantee: no private byte is read before the charge is committed and witnessed outside the database; each
+end is one transaction under the fence; progress is step counts alone. docs/guarantees.md#jobs
+"""
+
+import hashlib
+import json
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from core import log
+from core.faults import Failure, Fault
+from core.ledger import price
+from core.schema import ImageSchema, Schema, TableSchema
+from core.stores.private import PrivateStore
+from core.stores.vault import Vault
+from core.tables import Account, Dataset
+from privacy.plans import Plan, plan_from_dict
+from privacy.problems import Problem as PrivacyProblem
+from worker.claims import MOST_ATTEMPTS, Claim, Fenced, claim
+
+if TYPE_CHECKING:
+    from worker.trainers import Training
+
+_log = log.get("training")
+_SCHEMA: TypeAdapter[ImageSchema | TableSchema] = TypeAdapter(Schema)
+_WITNESS_SECONDS = 60.0
+
+
+class HandBack(Exception):
+    """Not now: the worker stops, or a server it needs is away."""
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """What a train worker has: its stores, its hold on the database, and whether it is told to stop."""
+
+    engine: Engine
+    private: PrivateStore
+    vault: Vault
+    stopping: threading.Event = field(default_factory=threading.Event)
+    checkpoint_seconds: float = 60.0
+    beat_seconds: float = 2.0
+    point: Callable[[str], object] = str  # named moments: does nothing here, tests end the process there
+
+    def run(self, job_id: uuid.UUID) -> bool:
+        """Works on a job if there is anything to do; True if it should be rung for again."""
+        held = claim(self.engine, job_id)
+        if held is None:
+            _log.info("nothing_to_do", job_id=str(job_id))
+            return False
+        _log.info("job_claimed", job_id=str(job_id), fence=held.fence)
+        self.point("claimed")
+        try:
+            return self._work(held)
+        except Fenced:
+            _log.warning("job_fenced", job_id=str(job_id), fence=held.fence)
+            return False
+
+    def _work(self, held: Claim) -> bool:
+        job_id = str(held.job.id)
+        try:
+            if held.fence > MOST_ATTEMPTS:
+                raise Failure(Fault.LOST)
+            with _beating(held, self.beat_seconds) as pulse:
+                self._train(held, pulse)
+        except HandBack:
+            self.point("handing back")
+            held.hand_back()
+            self.point("handed back")
+            _log.info("job_handed_back", job_id=job_id, fence=held.fence)
+            return True
+        except Fenced:
+            raise
+        except Exception as problem:
+            fault = _fault_of(problem)
+            # The text of an unexpected error may quote a record: its kind is all that is logged.
+            _log.warning(
+                "job_stopped", job_id=job_id, fault=fault and fault.value, kind=type(problem).__name__
+            )
+            if fault is None:
+                if held.fence < MOST_ATTEMPTS:
+                    self.stopping.wait(min(2.0**held.fence, 30.0))
+                    held.hand_back()
+                    return True
+                fault = Fault.LOST
+            self.point("failing")
+            held.failed(fault)
+            self.point("failed")
+            self.vault.wipe_checkpoints(held.job.id, held.fence)
+        return False
+
+    def _train(self, held: Claim, pulse: "Pulse") -> None:
+        job = held.job
+        if job.cancel_asked_at is not None:
+            raise Failure(Fault.CANCELLED)
+        plan = self._paid_plan(held)
+        self.point("planned")
+        self._await_witness(held)
+        self.point("witnessed")
+        held.open()
+        self.point("opened")
+        with tempfile.TemporaryDirectory(prefix="sluice-train-") as directory:
+            training = self._opened(held, plan, Path(directory))
+            self.point("records")
+            self._follow(held, training, pulse)
+            self.point("followed")
+            synthesizer = training.synthesizer()
+        self.point("synthesizer")
+        files = synthesizer.to_files()
+        digest = hashlib.sha256(b"".join(hashlib.sha256(files[name]).digest() for name in sorted(files)))
+        key = self.vault.put_synthesizer(job.id, held.fence, files)
+        self.point("stored")
+        held.trained(synthesizer_key=key, synthesizer_sha256=digest.digest(), steps=job.steps)
+        self.point("settled")
+        self.vault.wipe_checkpoints(job.id, held.fence)
+        self.point("wiped")
+        _log.info("job_trained", job_id=str(job.id))
+
+    def _paid_plan(self, held: Claim) -> Plan:
+        """The plan, if what it will do is still what was paid for."""
+        job = held.job
+        with Session(self.engine) as session:
+            account = session.get_one(Account, job.account_id)
+            try:
+                plan = plan_from_dict(job.plan)
+                event = plan.event()
+                paid = event.to_dict() == job.event and price(event, account) <= job.cost
+            except PrivacyProblem:
+                paid = False
+        if not paid or plan.known_steps != job.steps:
+            raise Failure(Fault.ACCOUNTING_MISMATCH)
+        return plan
+
+    def _await_witness(self, held: Claim) -> None:
+        """Waits until the witness outside the database knows the row that pays for this job."""
+        number = held.reserved_at()
+        until = time.monotonic() + _WITNESS_SECONDS
+        while True:
+            known = self.vault.witnessed().get(str(held.job.account_id))
+            if known is not None and known["moves"] >= number:
+                return
+            if time.monotonic() > until or self.stopping.wait(0.2):
+                raise HandBack
+
+    def _opened(self, held: Claim, plan: Plan, directory: Path) -> "Training":
+        """Records from the private bucket, and a trainer on them, gone on from the last checkpoint if any."""
+        import torch  # takes seconds to import, and a worker starts without
+        from safetensors.torch import load
+
+        from worker.mechanisms.noise import SecureRng
+        from worker.trainers import TRAINERS
+        from worker.validate import open_records
+
+        with Session(self.engine) as session:
+            dataset = session.get_one(Dataset, held.job.dataset_id)
+            schema = _SCHEMA.validate_python(dataset.schema)
+            key, sha256, size = dataset.object_key, dataset.sha256 or b"", dataset.size or 0
+        upload = directory / "upload"
+        self.point("fetching")
+        self.private.fetch(key, upload)
+        self.point("fetched")
+        records = open_records(upload, schema, directory, sha256=sha256.hex(), size=size)
+        upload.unlink()
+        self.point("read")
+        if plan.kind not in TRAINERS:
+            raise Failure(Fault.SCHEMA_MISMATCH)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        training: Training = TRAINERS[plan.kind](plan, records, rng=SecureRng(), device=device)
+        self.point("built")
+        if held.job.checkpoint is not None:
+            training.restore(load(self.vault.get_checkpoint(held.job.id, held.job.checkpoint)))
+            self.point("restored")
+        return training
+
+    def _follow(self, held: Claim, training: "Training", pulse: "Pulse") -> None:
+        """Step by step; stops within one step of being told to."""
+        job, diagnostics = held.job, Diagnostics()
+        saved = time.monotonic()
+        for progress in training.steps():
+            pulse.step = progress.step
+            diagnostics.add(progress.step, progress.steps, training)
+            self.point("stepped")
+            pulse.check()
+            stopping = self.stopping.is_set()
+            if stopping or time.monotonic() - saved > self.checkpoint_seconds:
+                self._save(held, training, diagnostics)
+                saved = time.monotonic()
+            if stopping:
+                raise HandBack
+        self.vault.put_diagnostics(job.id, held.fence, diagnostics.body())
+        self.point("diagnostics")
+
+    def _save(self, held: Claim, training: "Training", diagnostics: "Diagnostics") -> None:
+        from safetensors.torch import save
+
+        self.point("before checkpoint")
+        self.vault.put_checkpoint(held.job.id, held.fence, save(training.checkpoint()))
+        self.vault.put_diagnostics(held.job.id, held.fence, diagnostics.body())
+        self.point("after checkpoint")
+        held.checkpointed()
+        self.point("checkpointed")
+
+
+class Diagnostics:
+    """Losses and norms of some steps, for the curator alone; a thousand lines or so for any job."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def add(self, step: int, steps: int, training: "Training") -> None:
+        if step == 1 or step == steps or step % max(1, steps // 1000) == 0:
+            self._lines.append(json.dumps({"step": step, **training.diagnostics()}))
+
+    def body(self) -> bytes:
+        return "".join(line + "\n" for line in self._lines).encode()
+
+
+@dataclass
+class Pulse:
+    """What the heartbeat and the training tell each other."""
+
+    step: int = 0
+    cancelled: bool = False
+    fenced: bool = False
+
+    def check(self) -> None:
+        if self.fenced:
+            raise Fenced
+        if self.cancelled:
+            raise Failure(Fault.CANCELLED)
+
+
+@contextmanager
+def _beating(held: Claim, seconds: float) -> Iterator[Pulse]:
+    """Keeps the lease from another thread; a database that is away is waited for."""
+    pulse, done = Pulse(step=held.job.step), threading.Event()
+
+    def beat() -> None:
+        while not done.wait(seconds):
+            try:
+                pulse.cancelled = held.beat(pulse.step)
+            except Fenced:
+                pulse.fenced = True
+                return
+            except SQLAlchemyError as problem:
+                _log.warning("heartbeat_missed", job_id=str(held.job.id), kind=type(problem).__name__)
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield pulse
+    finally:
+        done.set()
+        thread.join()
+
+
+def _fault_of(problem: Exception) -> Fault | None:
+    """The fault a job ends with, or None for what may pass: a server away, a full disk, the unforeseen."""
+    if isinstance(problem, Failure):
+        if problem.fault is Fault.OUT_OF_SPACE:
+            return None
+        return problem.fault if problem.fault in _OF_JOBS else Fault.SCHEMA_MISMATCH
+    slug: Any = getattr(problem, "slug", None)
+    if isinstance(slug, str) and slug in [*Fault]:
+        return Fault(slug)
+    if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
+        return Fault.OUT_OF_MEMORY
+    return None
+
+
+_OF_JOBS = {
+    Fault.DIVERGED, Fault.SCHEMA_MISMATCH, Fault.ACCOUNTING_MISMATCH, Fault.LOST, Fault.CANCELLED,
+    Fault.OUT_OF_MEMORY,
+}  # fmt: skip
