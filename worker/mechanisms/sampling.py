@@ -1,0 +1,149 @@
+"""Who is in a batch: draws at the rate that was paid for, counted, and the event they amount to."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from privacy.events import Geometry, PoissonGaussian, Query, SlicedProjection
+from worker.mechanisms import AccountingMismatch
+from worker.mechanisms.noise import Rng
+
+# Records looked at in one go, so that ten million of them need no more memory than one million.
+CHUNK = 2**20
+BLANK = -1
+
+
+class Rows(Protocol):
+    """Private records as mechanisms see them: how many, and some of them by index."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Images, float32 in [-1, 1] as N, C, H, W, and their labels; none of either for no index."""
+        ...
+
+
+@dataclass
+class Draws:
+    """The batches of one training, as indices. Ends after the planned ones; asking for more is a fault."""
+
+    steps: int
+    _draw: Callable[[], np.ndarray] = field(repr=False)
+    drawn: int
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        while self.drawn < self.steps:
+            yield self.draw()
+
+    def draw(self) -> np.ndarray:
+        if self.drawn >= self.steps:
+            raise AccountingMismatch("every planned batch was drawn")
+        self.drawn += 1
+        return self._draw()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoissonSampling:
+    """Every record by itself, in every step, with probability `prob`.
+
+    Guarantee: a record is in when its own uniform 64-bit word is below floor(prob * 2^64), so it is in with
+    exactly prob for prob >= 2^-12, and otherwise with at most 2^-64 less: never more often than charged. The
+    records drawn are independent of each other and of the past. No one drawn is an ordinary batch.
+    """
+
+    prob: float
+    steps: int
+
+    def batches(self, records: Rows, rng: Rng, *, drawn: int = 0) -> Draws:
+        """Counts its draws; `drawn` of them were made before, by an attempt this one continues."""
+        return Draws(self.steps, lambda: self.draw(len(records), rng), drawn)
+
+    def draw(self, population: int, rng: Rng) -> np.ndarray:
+        numerator, denominator = self.prob.as_integer_ratio()
+        threshold = (numerator << 64) // denominator
+        if threshold >= 1 << 64:
+            return np.arange(population)
+        parts = [
+            start + np.flatnonzero(rng.words(min(CHUNK, population - start)) < np.uint64(threshold))
+            for start in range(0, population, CHUNK)
+        ]
+        return np.concatenate(parts) if parts else np.arange(0)
+
+    def event(self, *, query: Query, bound: float, noise_stddev: float, rows: int = 1) -> PoissonGaussian:
+        """What a Gaussian release of these batches costs."""
+        return PoissonGaussian(
+            query=query,
+            bound=bound,
+            rows=rows,
+            noise_stddev=noise_stddev,
+            steps=self.steps,
+            sampling_prob=self.prob,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithoutReplacement:
+    """Batches of exactly `batch` of at least `population` rows, afresh in every step.
+
+    `population` is the public number that the cost was computed with. Where there are fewer records, blank
+    rows (index -1) stand in for the missing, so the size of a batch says nothing; where there are more, the
+    draw is over all of them.
+
+    Guarantee: every set of `batch` rows is equally likely. Rows are drawn one after the other, uniformly by
+    rejection, and one that was drawn already is passed over.
+    """
+
+    batch: int
+    population: int
+    steps: int
+
+    def batches(self, records: Rows, rng: Rng, *, drawn: int = 0) -> Draws:
+        """Counts its draws; `drawn` of them were made before, by an attempt this one continues."""
+        return Draws(self.steps, lambda: self.draw(len(records), rng), drawn)
+
+    def draw(self, population: int, rng: Rng) -> np.ndarray:
+        slots = max(population, self.population)
+        # Leaving out few is quicker than picking many.
+        picked = distinct(min(self.batch, slots - self.batch), slots, rng)
+        if self.batch > slots - self.batch:
+            kept = np.ones(slots, dtype=bool)
+            kept[picked] = False
+            picked = np.flatnonzero(kept)
+        return np.where(picked < population, picked, BLANK)
+
+    def event(
+        self, *, geometry: Geometry, directions: int, dim: int, row_bound: float, noise_stddev: float
+    ) -> SlicedProjection:
+        """What noisy projections of these batches cost."""
+        return SlicedProjection(
+            geometry=geometry,
+            directions=directions,
+            dim=dim,
+            row_bound=row_bound,
+            records=self.population,
+            batch=self.batch,
+            noise_stddev=noise_stddev,
+            steps=self.steps,
+        )
+
+
+def uniform(count: int, below: int, rng: Rng) -> np.ndarray:
+    """Independent whole numbers below `below`, each exactly as likely as any other."""
+    fair = (1 << 64) // below * below  # words from here on would favour small remainders
+    kept: list[np.ndarray] = []
+    while (missing := count - sum(map(len, kept))) > 0:
+        words = rng.words(missing)
+        kept.append(words if fair == 1 << 64 else words[words < np.uint64(fair)])
+    return (np.concatenate([np.arange(0, dtype=np.uint64), *kept]) % np.uint64(below)).astype(np.int64)
+
+
+def distinct(count: int, below: int, rng: Rng) -> np.ndarray:
+    """The first `count` different numbers of a uniform sequence: a uniform set, in the order drawn."""
+    seen = np.arange(0)
+    while len(seen) < count:
+        longer = np.concatenate([seen, uniform(count - len(seen), below, rng)])
+        seen = longer[np.sort(np.unique(longer, return_index=True)[1])]
+    return seen

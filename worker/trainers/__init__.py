@@ -1,0 +1,44 @@
+"""How each mechanism learns. One file per trainer: its recipe, its loss, its loop.
+
+A trainer is built from a plan (what it costs), a recipe (how it learns), records and randomness, and then
+followed:
+
+    training = TRAINERS[plan.kind](plan, recipe, records, rng=SecureRng())
+    training.restore(tensors)                  # only when continuing from a checkpoint
+    for progress in training.steps():          # one logical step each; stop asking to cancel
+        ...                                    # heartbeat, training.checkpoint(), training.diagnostics()
+    synthesizer = training.synthesizer()       # refuses unless every planned step was taken, exactly once
+
+A trainer knows no bucket, row or queue. It raises a `MechanismFault` with the slug of the fault, and no other
+failure of it depends on records.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from worker.synthesizers.image import ImageSynthesizer
+from worker.trainers.dpgan import DPGANTraining
+from worker.trainers.progress import Progress
+
+
+class Training(Protocol):
+    def steps(self) -> Iterator[Progress]:
+        """Takes the steps that are left, and says after each how many were taken. Nothing else is said."""
+        ...
+
+    def checkpoint(self) -> dict[str, Tensor]:
+        """All that is needed to go on, but no randomness: who continues draws afresh. For the vault."""
+        ...
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None: ...
+
+    def diagnostics(self) -> dict[str, float]:
+        """How the last step went. Facts about records: for the curator, in the vault."""
+        ...
+
+    def synthesizer(self) -> ImageSynthesizer: ...
+
+
+TRAINERS = {"dpgan": DPGANTraining}

@@ -1,0 +1,340 @@
+"""DPGAN: a discriminator trained by DP-SGD and a generator that follows it ("Private GANs, Revisited")."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Protocol, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from core.schema import ImageSchema
+from privacy.events import Query
+from privacy.plans.dpgan import DPGANPlan
+from worker.mechanisms import AccountingMismatch, MechanismFault
+from worker.mechanisms.clipping import Clipped, clipped_sum, like, validate
+from worker.mechanisms.noise import GaussianNoise, Rng
+from worker.mechanisms.sampling import PoissonSampling, Rows, uniform
+from worker.synthesizers.image import Generator, ImageArchitecture, ImageSynthesizer
+from worker.trainers.networks import Discriminator
+from worker.trainers.progress import Progress
+
+LADDER = [digit * 10**power for power in range(5) for digit in (1, 2, 5)]
+
+
+class Diverged(MechanismFault):
+    """The weights are no longer numbers; as a function of noised gradients, that may be known."""
+
+    slug = "diverged"
+
+
+class ImageRows(Rows, Protocol):
+    schema: ImageSchema
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPGANRecipe:
+    """How the pair learns. Public, and without any bearing on the cost.
+
+    `discriminator_steps` are taken for each generator step. With `accuracy_floor` they go up the ladder 1, 2,
+    5, 10, ... when the average accuracy on fakes has sunk to it, but no sooner than 2 / (1 - accuracy_decay)
+    generator steps after the last time. With `average_decay` the synthesizer has the running average of the
+    generator's weights. `physical_batch` records are held at a time.
+    """
+
+    discriminator_features: int = 128
+    generator_features: int = 128
+    latent: int = 128
+    discriminator_rate: float = 2e-4
+    generator_rate: float = 2e-4
+    betas: tuple[float, float] = (0.5, 0.999)
+    discriminator_steps: int = 1
+    accuracy_floor: float | None = 0.6
+    accuracy_decay: float = 0.99
+    average_decay: float | None = None
+    physical_batch: int = 32
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "betas", tuple(self.betas))
+        for name in ("discriminator_features", "generator_features"):
+            check(name, type(value := getattr(self, name)) is int and 16 <= value <= 1024 and value % 2 == 0)
+        for name in ("latent", "discriminator_steps", "physical_batch"):
+            check(name, type(value := getattr(self, name)) is int and 1 <= value <= 100_000)
+        for name in ("discriminator_rate", "generator_rate"):
+            check(name, 0 < getattr(self, name) <= 1)
+        check("betas", len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas))
+        check("accuracy_floor", self.accuracy_floor is None or 0 < self.accuracy_floor < 1)
+        check("accuracy_decay", 0 <= self.accuracy_decay < 1)
+        check("average_decay", self.average_decay is None or 0 <= self.average_decay < 1)
+
+    @classmethod
+    def for_device(cls, device: str) -> Self:
+        return cls.preset("fast-cpu" if device == "cpu" else "paper")
+
+    @classmethod
+    def preset(cls, name: str) -> Self:
+        return cls(**PRESETS[name])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "betas": list(self.betas)}
+
+    @classmethod
+    def from_dict(cls, body: Mapping[str, Any]) -> Self:
+        if odd := set(body) - {field.name for field in fields(cls)}:
+            raise ValueError(f"a recipe has no {sorted(odd)}")
+        return cls(**body)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"physical_batch": 512},
+    "fast-cpu": {
+        "discriminator_features": 32,
+        "generator_features": 32,
+        "latent": 64,
+        "discriminator_rate": 1e-3,
+        "generator_rate": 1e-3,
+        "discriminator_steps": 2,
+        "accuracy_floor": 0.7,
+        "accuracy_decay": 0.95,
+        "average_decay": 0.99,
+        "physical_batch": 128,
+    },
+}
+
+
+def check(name: str, good: bool) -> None:
+    if not good:
+        raise ValueError(f"{name} is out of range")
+
+
+class Pace:
+    """When the generator moves: the adaptive step frequency of section 6.2, from fakes alone."""
+
+    def __init__(self, recipe: DPGANRecipe) -> None:
+        self.recipe = recipe
+        self.every, self.taken, self.since = recipe.discriminator_steps, 0, 0
+        self.accuracy = math.nan
+
+    def due(self) -> bool:
+        """Counts a discriminator step; true when the generator's turn has come."""
+        self.taken = (self.taken + 1) % self.every
+        return self.taken == 0
+
+    def saw(self, accuracy: float) -> None:
+        """Takes in the accuracy on the fakes of a generator step, and slows the generator if it is low."""
+        decay, floor = self.recipe.accuracy_decay, self.recipe.accuracy_floor
+        before = accuracy if math.isnan(self.accuracy) else self.accuracy
+        self.accuracy = decay * before + (1 - decay) * accuracy
+        self.since += 1
+        if floor is not None and self.accuracy <= floor and self.since >= 2 / (1 - decay):
+            self.every = next((rung for rung in LADDER if rung > self.every), self.every)
+            self.since = 0
+
+
+def adversarial_loss(discriminator: nn.Module, images: Tensor, labels: Tensor, real: Tensor) -> Tensor:
+    """-log D for the real, -log(1 - D) for the fake: one loss for each record."""
+    return F.softplus(discriminator(images, labels) * torch.where(real, -1.0, 1.0))
+
+
+class DPGANTraining:
+    """Algorithm 1 of the paper.
+
+    Guarantee: each step is a Poisson-sampled Gaussian mechanism on a sum over records, with sensitivity
+    clip_norm under add-or-remove; see docs/guarantees.md#dpgan. Everything else (fakes, generator, pace,
+    averaging) is computed from noised discriminators and from randomness.
+    """
+
+    def __init__(
+        self,
+        plan: DPGANPlan,
+        recipe: DPGANRecipe | None,
+        records: ImageRows,
+        *,
+        rng: Rng,
+        device: str | None = None,
+    ) -> None:
+        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.plan, self.records, self.rng = plan, records, rng
+        self.recipe = recipe = recipe or DPGANRecipe.for_device(self.device)
+        schema = records.schema
+        self.shape = ImageArchitecture(
+            height=schema.height,
+            width=schema.width,
+            channels=schema.channels,
+            classes=len(schema.classes),
+            features=recipe.generator_features,
+            latent=recipe.latent,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(rng.words(1)[0]) >> 1)
+            self.discriminator = Discriminator(self.shape, recipe.discriminator_features).to(self.device)
+            self.generator = Generator(self.shape).to(self.device)
+            self.average = Generator(self.shape).to(self.device)
+        self.average.load_state_dict(self.generator.state_dict())
+        self.discriminator_optimizer = torch.optim.Adam(
+            self.discriminator.parameters(), lr=recipe.discriminator_rate, betas=recipe.betas, fused=True
+        )
+        self.generator_optimizer = torch.optim.Adam(
+            self.generator.parameters(), lr=recipe.generator_rate, betas=recipe.betas, fused=True
+        )
+        self.pace = Pace(recipe)
+        self.generator_steps = 0
+        # As many fakes as records are expected: public, unlike the number of records that were drawn.
+        self.fakes = max(1, round(plan.expected_batch))
+        self.last: Clipped | None = None
+
+        size = sum(p.numel() for p in self.discriminator.parameters())
+        self.sampling = PoissonSampling(prob=plan.sampling_prob, steps=plan.known_steps)
+        self.noise = GaussianNoise(stddev=plan.noise_stddev, size=size, steps=plan.known_steps)
+        self.clip_norm = self.noise.inner(plan.clip_norm)
+        event = self.sampling.event(query=Query.SUM, bound=plan.clip_norm, noise_stddev=self.noise.stddev)
+        if event != plan.event():
+            raise AccountingMismatch("what will be done is not what the plan costs")
+        self.draws = self.sampling.batches(records, rng)
+        self.releases = self.noise.releases(rng)
+        with torch.no_grad():
+            validate(self.discriminator, self.made_up(3))
+
+    def steps(self) -> Iterator[Progress]:
+        for batch in self.draws:
+            self.last = self.clipped_gradients(*self.records.take(batch))
+            noisy = self.releases.release(self.last.total)
+            # Divided by the expected size: the drawn size depends on who is in the data.
+            self.descend(noisy / (2 * self.plan.expected_batch))
+            if self.pace.due():
+                self.improve_generator()
+            yield Progress(self.draws.drawn, self.plan.known_steps)
+
+    def clipped_gradients(self, images: Tensor, labels: Tensor) -> Clipped:
+        """The sum over real records and fakes, each clipped by itself, in physical batches."""
+        fakes, fake_labels = self.made_up(self.fakes)
+        # A label outside the declared classes must not stop the training: stopping would tell of it.
+        labels = labels.to(self.device).clamp(0, self.shape.classes - 1)
+        rows = (
+            torch.cat([images.to(self.device), fakes]),
+            torch.cat([labels, fake_labels]),
+            torch.arange(len(labels) + self.fakes, device=self.device) < len(labels),
+        )
+        return clipped_sum(
+            self.discriminator,
+            adversarial_loss,
+            rows,
+            clip_norm=self.clip_norm,
+            physical_batch=self.recipe.physical_batch,
+        )
+
+    def descend(self, gradient: Tensor) -> None:
+        parameters = list(self.discriminator.parameters())
+        for parameter, piece in zip(parameters, like(parameters, gradient.float()), strict=True):
+            parameter.grad = piece
+        self.discriminator_optimizer.step()
+
+    def improve_generator(self) -> None:
+        """One step on -log D of fresh fakes: post-processing of the noised discriminator."""
+        latents, labels = self.latents(self.fakes)
+        scores = self.discriminator(self.generator(latents, labels), labels)
+        parameters = list(self.generator.parameters())
+        gradients = torch.autograd.grad(F.softplus(-scores).mean(), parameters)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        self.generator_optimizer.step()
+        self.generator_steps += 1
+        self.pace.saw((scores < 0).double().mean().item())
+        # Slow averages start quick: the first generators are not worth remembering.
+        steps, most = self.generator_steps, self.recipe.average_decay or 0.0
+        share = 1 - min(most, (1 + steps) / (10 + steps))
+        with torch.no_grad():
+            for mean, parameter in zip(self.average.parameters(), parameters, strict=True):
+                mean.lerp_(parameter, share)
+
+    def latents(self, count: int) -> tuple[Tensor, Tensor]:
+        """Latents, and labels that are uniform whatever the labels of the records are."""
+        normals = self.rng.normals(count * self.shape.latent).view(count, -1)
+        labels = torch.from_numpy(uniform(count, self.shape.classes, self.rng))
+        return normals.float().to(self.device), labels.to(self.device)
+
+    @torch.no_grad()
+    def made_up(self, count: int) -> tuple[Tensor, Tensor]:
+        latents, labels = self.latents(count)
+        return self.generator(latents, labels), labels
+
+    def checkpoint(self) -> dict[str, Tensor]:
+        tensors = {
+            "step": torch.tensor(self.draws.drawn),
+            "generator_steps": torch.tensor(self.generator_steps),
+        }
+        for name in ("every", "taken", "since", "accuracy"):
+            tensors[f"pace.{name}"] = torch.tensor(getattr(self.pace, name), dtype=torch.float64)
+        for name, part in self._parts().items():
+            tensors |= {f"{name}.{key}": value.detach().cpu().clone() for key, value in part.items()}
+        return {name: value.contiguous() for name, value in tensors.items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Goes on where the checkpoint was taken, with fresh randomness under the same charge."""
+        for optimizer in (self.discriminator_optimizer, self.generator_optimizer):
+            start_state(optimizer)
+        parts = self._parts()
+        expected = {f"{name}.{key}" for name, part in parts.items() for key in part}
+        missing = expected - set(tensors)
+        if missing:
+            raise ValueError(f"the checkpoint lacks {len(missing)} tensors")
+        with torch.no_grad():
+            for name, part in parts.items():
+                for key, value in part.items():
+                    value.copy_(tensors[f"{name}.{key}"])
+        step = int(tensors["step"])
+        self.generator_steps = int(tensors["generator_steps"])
+        for name in ("every", "taken", "since"):
+            setattr(self.pace, name, int(tensors[f"pace.{name}"]))
+        self.pace.accuracy = float(tensors["pace.accuracy"])
+        self.draws = self.sampling.batches(self.records, self.rng, drawn=step)
+        self.releases = self.noise.releases(self.rng, made=step)
+
+    def _parts(self) -> dict[str, dict[str, Tensor]]:
+        parts = {
+            name: dict(getattr(self, name).named_parameters())
+            for name in ("discriminator", "generator", "average")
+        }
+        for name in ("discriminator", "generator"):
+            optimizer = getattr(self, f"{name}_optimizer")
+            parts[f"{name}_optimizer"] = {
+                f"{index}.{key}": value
+                for index, parameter in enumerate(optimizer.param_groups[0]["params"])
+                for key, value in optimizer.state.get(parameter, {}).items()
+            }
+        return parts
+
+    def diagnostics(self) -> dict[str, float]:
+        found = {"discriminator_steps": float(self.pace.every), "accuracy_on_fakes": self.pace.accuracy}
+        if self.last is not None:
+            real = len(self.last.norms) - self.fakes
+            for name, part in (("real", slice(0, real)), ("fake", slice(real, None))):
+                norms, losses = self.last.norms[part], self.last.losses[part]
+                found[f"{name}_records"] = float(len(norms))
+                if len(norms):
+                    found[f"{name}_loss"] = losses.mean().item()
+                    found[f"{name}_gradient_norm"] = norms.median().item()
+                    found[f"{name}_clipped"] = (norms > self.clip_norm).double().mean().item()
+        return found
+
+    def synthesizer(self) -> ImageSynthesizer:
+        if not self.draws.drawn == self.releases.made == self.plan.known_steps:
+            raise AccountingMismatch("the steps taken are not the steps planned")
+        network = self.average if self.recipe.average_decay is not None else self.generator
+        if not all(parameter.isfinite().all() for parameter in network.parameters()):
+            raise Diverged("the generator has weights that are not finite")
+        copy = Generator(self.shape)
+        copy.load_state_dict(network.state_dict())
+        return ImageSynthesizer(self.shape, copy)
+
+
+def start_state(optimizer: torch.optim.Adam) -> None:
+    """Gives Adam the state it would make at its first step, so that a checkpoint can be copied into it."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
