@@ -8,8 +8,13 @@ import structlog
 
 def configure(role: str) -> None:
     """Sends our lines and those of libraries to standard error in one form."""
+
+    def add_role(_logger: object, _name: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        return {"role": role, **line}
+
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
+        add_role,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
@@ -34,7 +39,6 @@ def configure(role: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("sluice").setLevel(logging.INFO)
-    structlog.contextvars.bind_contextvars(role=role)
 
 
 def get(name: str) -> structlog.typing.FilteringBoundLogger:

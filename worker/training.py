@@ -9,6 +9,7 @@ import json
 import tempfile
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -87,10 +88,11 @@ class Trainer:
             raise
         except Exception as problem:
             fault = _fault_of(problem)
-            # The text of an unexpected error may quote a record: its kind is all that is logged.
+            # The text of an unexpected error may quote a record: its kind and place are all that is said.
             _log.warning(
-                "job_stopped", job_id=job_id, fault=fault and fault.value, kind=type(problem).__name__
-            )
+                "job_stopped", job_id=job_id, fault=fault and fault.value, kind=type(problem).__name__,
+                where=_where(problem),
+            )  # fmt: skip
             if fault is None:
                 if held.fence < MOST_ATTEMPTS:
                     self.stopping.wait(min(2.0**held.fence, 30.0))
@@ -266,6 +268,11 @@ def _beating(held: Claim, seconds: float) -> Iterator[Pulse]:
     finally:
         done.set()
         thread.join()
+
+
+def _where(problem: Exception) -> list[str]:
+    """Files and lines of the traceback, and no values."""
+    return [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(problem.__traceback__)]
 
 
 def _fault_of(problem: Exception) -> Fault | None:
