@@ -5,12 +5,14 @@ Haney et al. 2023). So an account fixes its order when it is made, and from then
 """
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privacy.accountant import UNITS, Accountant, check_delta, cost, to_epsilon
+from privacy.accountant import ORDERS, UNITS, Accountant, check_delta, cost, curve, flat, to_epsilon
+from privacy.events import Event
 from privacy.problems import InvalidAccount, InvalidTarget, TooCostlyToAccount
 from privacy.relation import Relation
 from privacy.renyi import check_order
@@ -97,3 +99,27 @@ def largest_epsilon_that_fits(
     fitted = replace(plan, noise_multiplier=least_noise(measure, limit=float(left), guess=1.0))
     reading = fitted.reading(delta=delta, relation=relation, accountant=Accountant.RENYI)
     return reading.epsilon, fitted
+
+
+def best_order(events: Iterable[Event], *, epsilon: float, delta: float, relation: Relation) -> int:
+    """The whole order at which an account of (epsilon, delta) holds most of these events."""
+    check_epsilon(max(epsilon, 1e-6))
+    total = np.sum([curve(event, relation) for event in flat(events)], axis=0)
+    orders = np.array(ORDERS)
+    whole = (orders == np.floor(orders)) & np.isfinite(total)
+    if not whole.any():
+        return WHOLE_ORDERS[0]  # so little noise that every whole order is too high
+    room = epsilon - to_epsilon(0.0, delta=delta, orders=orders[whole])
+    # Where nothing fits at any order, the least excess is the best that can be said.
+    score = room / total[whole] if room.max() > 0 else room - total[whole]
+    return int(orders[whole][np.argmax(score)])
+
+
+def admits(costs: Sequence[int], capacity: int) -> int:
+    """How many of these events fit when they come round in turn, the last round taking what still fits."""
+    rounds, left = divmod(capacity, sum(costs))
+    count = rounds * len(costs)
+    for each in costs:
+        if each <= left:
+            count, left = count + 1, left - each
+    return count

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 GENESIS = bytes(32)
-_HASHED = ("account", "number", "kind", "cost", "job", "event", "readings", "actor", "reason", "at")
+_HASHED = ("account", "number", "kind", "cost", "job", "event", "readings", "terms", "actor", "reason", "at")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,21 @@ class Broken:
 
 def digest(previous: bytes, row: Mapping[str, Any]) -> bytes:
     """SHA-256 over the link to the row before and every field of this one, in one canonical form."""
-    fields = {name: row[name] for name in _HASHED}
+    fields = {name: _canonical(row[name]) for name in _HASHED}
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(previous + text.encode()).digest()
+
+
+def _canonical(value: Any) -> Any:
+    """Whole numbers without a point: a database gives 1e16 back as an integer, and -0.0 as 0.0."""
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case dict():
+            return {name: _canonical(each) for name, each in value.items()}
+        case list() | tuple():
+            return [_canonical(each) for each in value]
+    return value
 
 
 def fold(rows: Iterable[Mapping[str, Any]]) -> tuple[Balance, bytes, int, Broken | None]:
