@@ -1,21 +1,29 @@
 """The `sluice` command."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from client import quote
+from client import connection, datasets, jobs, keys, ledger, quote
 from client.problems import CannotRun
 
 app = typer.Typer(
     help="Releases synthetic data under differential privacy, with an epsilon that is true.",
+    epilog=connection.EXIT_CODES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(connection.login)
+app.add_typer(datasets.app, name="datasets")
 app.add_typer(quote.app, name="quote")
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(ledger.app, name="ledger")
+app.add_typer(keys.people, name="people")
+app.add_typer(keys.app, name="keys")
 
 DataOption = Annotated[
     Path, typer.Option("--data", envvar="SLUICE_DATA", help="Directory for everything that is kept.")
@@ -72,6 +80,8 @@ def main() -> None:
     try:
         app()
     except CannotRun as problem:
+        if "--json" in sys.argv[1:]:
+            print(json.dumps({"problem": problem.to_dict()}))
         print(f"sluice: {problem}", file=sys.stderr)
         sys.exit(1)
 

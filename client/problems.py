@@ -1,5 +1,53 @@
 """What the command says when it cannot do what was asked: one sentence and a way out, no traceback."""
 
+from typing import Any
+
 
 class CannotRun(Exception):
     """The message is shown as it is, after the program's name."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"slug": "cannot-run", "title": "The command cannot do this", "detail": str(self)}
+
+
+class Refused(CannotRun):
+    """A service said no: the problem it named, and every number in it that helps to ask again."""
+
+    def __init__(self, *, status: int, slug: str, title: str, detail: str, **fields: Any) -> None:
+        super().__init__(f"{title}: {detail}")
+        self.status, self.slug, self.title, self.detail = status, slug, title, detail
+        self.fields = fields
+
+    def __str__(self) -> str:
+        shown = {k: v for k, v in self.fields.items() if k != "request_id" or self.status >= 500}
+        return "\n".join([f"{self.title}: {self.detail}", *(f"  {line}" for line in _lines(shown))])
+
+    def to_dict(self) -> dict[str, Any]:
+        named = {"status": self.status, "slug": self.slug, "title": self.title, "detail": self.detail}
+        return named | self.fields
+
+
+def _lines(fields: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, value in fields.items():
+        if name == "errors" and isinstance(value, list):
+            lines += [f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in value]
+        elif isinstance(value, dict):
+            lines.append(
+                f"{_words(name)}: " + ", ".join(f"{_words(k)} {_value(k, v)}" for k, v in value.items())
+            )
+        else:
+            lines.append(f"{_words(name)}: {_value(name, value)}")
+    return lines
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _value(name: str, value: Any) -> str:
+    if value is None:
+        return "none"
+    if name == "cost":
+        return f"{value / 1e9:.9f}"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

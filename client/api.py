@@ -1,0 +1,335 @@
+"""The service over HTTP: one method per thing that can be asked of it.
+
+    with Sluice("https://sluice.example.org", key) as service:
+        print(service.me()["role"])
+
+Answers are the JSON the service gave (docs/api.md). What it refuses is raised as `client.problems.Refused`.
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import version
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx
+
+from client.problems import CannotRun, Refused
+
+Json = dict[str, Any]
+
+ENDED = ("trained", "failed", "cancelled")
+CHECKED = ("ready", "rejected", "deleted")
+
+_ATTEMPTS = 3
+_RECONNECTS = 10
+_LONGEST_WAIT = 30.0
+# The first pricing of a large plan takes seconds; a silent network is noticed by the connect limit.
+_PATIENCE = httpx.Timeout(120, connect=5)
+# The stream says something every second, if only that it is still there.
+_STREAM = httpx.Timeout(15, connect=5)
+
+
+class Sluice:
+    """A connection to one service as one person. Safe to share between threads."""
+
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.url, self._pause = _address(url), pause
+        if not (key.isascii() and key.isprintable() and key and " " not in key):
+            raise CannotRun(
+                "that is not an API key: it is one word and starts with sl_; ask an admin for one"
+            )
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {key}", "User-Agent": f"sluice/{version('sluice')}"},
+            timeout=_PATIENCE,
+            transport=transport,
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def me(self) -> Json:
+        """Who you are to this service."""
+        return self._get("/v1/me")
+
+    # -- datasets
+
+    def register(self, body: Json, *, key: str | None = None) -> Json:
+        """Declares a dataset. The same key and body give the same dataset again."""
+        return self._post("/v1/datasets", body, key=key or str(uuid.uuid4()))
+
+    def datasets(self) -> Iterator[Json]:
+        return self._pages("/v1/datasets")
+
+    def dataset(self, id: str) -> Json:
+        return self._get(f"/v1/datasets/{_part(id)}")
+
+    def delete_dataset(self, id: str) -> None:
+        self._call("DELETE", f"/v1/datasets/{_part(id)}")
+
+    def begin_upload(self, id: str) -> Json:
+        """Begins an upload or finds the one begun: `part_bytes`, and the numbers of parts that `arrived`."""
+        return self._post(f"/v1/datasets/{_part(id)}/upload", again=True)
+
+    def sign_parts(self, id: str, numbers: list[int]) -> dict[int, str]:
+        """Addresses that take one part each by PUT, for a quarter of an hour."""
+        answer = self._post(f"/v1/datasets/{_part(id)}/upload/urls", {"numbers": numbers}, again=True)
+        return {part["number"]: part["url"] for part in answer["parts"]}
+
+    def seal(self, id: str, *, size: int, sha256: str) -> Json:
+        return self._post(f"/v1/datasets/{_part(id)}/seal", {"size": size, "sha256": sha256}, again=True)
+
+    def checked(self, id: str) -> Json:
+        """Waits until a sealed dataset is `ready`, or `rejected` with a fault."""
+        wait = 0.2
+        while (found := self.dataset(id))["state"] not in CHECKED:
+            self._pause(wait)
+            wait = min(2.0, wait * 1.5)
+        return found
+
+    def budget(self, dataset: str) -> Json:
+        """The account a dataset draws on."""
+        return self._get(f"/v1/datasets/{_part(dataset)}/budget")
+
+    # -- quotes and jobs
+
+    def quote(self, dataset: str, plan: Json, *, target: Json | None = None) -> Json:
+        """What a plan would cost this dataset's account. Writes nothing."""
+        return self._post("/v1/quotes", {"dataset": dataset, "plan": plan, "target": target}, again=True)
+
+    def start_job(
+        self, dataset: str, plan: Json, *, target: Json | None = None, key: str | None = None
+    ) -> Json:
+        """Charges the account and enqueues a training. The same key and body give the same job again."""
+        body = {"dataset": dataset, "plan": plan, "target": target}
+        return self._post("/v1/jobs", body, key=key or str(uuid.uuid4()))
+
+    def jobs(self, *, state: str | None = None, dataset: str | None = None) -> Iterator[Json]:
+        return self._pages("/v1/jobs", state=state, dataset=dataset)
+
+    def job(self, id: str) -> Json:
+        return self._get(f"/v1/jobs/{_part(id)}")
+
+    def cancel(self, id: str) -> Json:
+        return self._post(f"/v1/jobs/{_part(id)}/cancel", again=True)
+
+    def watch(self, id: str) -> Iterator[Json]:
+        """The job whenever it changes, until it ends; a cut line is picked up again."""
+        last, failures = None, 0
+        while True:
+            try:
+                with self._http.stream("GET", f"/v1/jobs/{_part(id)}/events", timeout=_STREAM) as answer:
+                    if answer.status_code in (429, 502, 503, 504):
+                        raise httpx.ReadError(f"HTTP {answer.status_code}")
+                    if not answer.is_success:
+                        answer.read()
+                        raise _refusal(answer)
+                    for job in _events(answer.iter_lines()):
+                        failures = 0
+                        if job != last:
+                            yield job
+                        if job["state"] in ENDED:
+                            return
+                        last = job
+            except httpx.TransportError as problem:
+                failures += 1
+                if failures > _RECONNECTS:
+                    raise self._unreachable(problem) from None
+            self._pause(min(5.0, 0.2 * 2**failures))
+
+    # -- budgets
+
+    def accounts(self) -> Iterator[Json]:
+        return self._pages("/v1/admin/ledger", limit=200)
+
+    def ledger(self, account: str, *, after: int = 0, limit: int = 10_000) -> Json:
+        """An account, the service's own verdict on its chain, and rows: `next` says where to go on."""
+        return self._get(f"/v1/admin/ledger/{_part(account)}", after=after, limit=limit)
+
+    def ledger_csv(self, account: str) -> Iterator[bytes]:
+        """All rows as CSV, as they come."""
+        try:
+            path = f"/v1/admin/ledger/{_part(account)}"
+            with self._http.stream("GET", path, params={"format": "csv"}) as answer:
+                if not answer.is_success:
+                    answer.read()
+                    raise _refusal(answer)
+                yield from answer.iter_bytes()
+        except httpx.TransportError as problem:
+            raise self._unreachable(problem) from None
+
+    def grants(self, account: str) -> list[Json]:
+        found: list[Json] = self._call("GET", f"/v1/admin/ledger/{_part(account)}/grants")
+        return found
+
+    def propose_grant(self, account: str, *, epsilon: float, reason: str) -> Json:
+        """Proposes a larger epsilon; in force once another person confirms it."""
+        body = {"epsilon": epsilon, "reason": reason}
+        return self._post(f"/v1/admin/ledger/{_part(account)}/grants", body)
+
+    def confirm_grant(self, account: str, grant: str) -> Json:
+        path = f"/v1/admin/ledger/{_part(account)}/grants/{_part(grant)}/confirm"
+        return self._post(path, again=True)
+
+    def withdraw_grant(self, account: str, grant: str) -> Json:
+        path = f"/v1/admin/ledger/{_part(account)}/grants/{_part(grant)}/withdraw"
+        return self._post(path, again=True)
+
+    # -- people and keys
+
+    def people(self) -> Iterator[Json]:
+        return self._pages("/v1/admin/people", limit=200)
+
+    def add_person(self, *, name: str, role: str) -> Json:
+        return self._post("/v1/admin/people", {"name": name, "role": role})
+
+    def disable_person(self, id: str) -> Json:
+        return self._post(f"/v1/admin/people/{_part(id)}/disable", again=True)
+
+    def keys(self, person: str) -> list[Json]:
+        found: list[Json] = self._call("GET", f"/v1/admin/people/{_part(person)}/keys")
+        return found
+
+    def add_key(self, person: str, *, label: str, days: int) -> Json:
+        """A new API key; its text is in this answer and nowhere else."""
+        return self._post(f"/v1/admin/people/{_part(person)}/keys", {"label": label, "days": days})
+
+    def revoke_key(self, id: str) -> None:
+        self._call("DELETE", f"/v1/admin/keys/{_part(id)}")
+
+    # -- the wire
+
+    def _get(self, path: str, **query: Any) -> Json:
+        found: Json = self._call("GET", path, query=query)
+        return found
+
+    def _post(
+        self, path: str, body: Json | None = None, *, key: str | None = None, again: bool = False
+    ) -> Json:
+        found: Json = self._call("POST", path, body=body, key=key, again=again)
+        return found
+
+    def _pages(self, path: str, **query: Any) -> Iterator[Json]:
+        cursor = None
+        while True:
+            page = self._get(path, cursor=cursor, **query)
+            yield from page["items"]
+            cursor = page["next"]
+            if cursor is None:
+                return
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Json | None = None,
+        body: Json | None = None,
+        key: str | None = None,
+        again: bool = False,
+    ) -> Any:
+        """One request; sent again if it got lost and a second one does no harm (`again`, or a key)."""
+        headers = {"Idempotency-Key": key} if key else {}
+        given = {name: value for name, value in (query or {}).items() if value is not None}
+        harmless = again or key is not None or method != "POST"
+        for left in reversed(range(_ATTEMPTS)):
+            wait = 0.5
+            try:
+                answer = self._http.request(method, path, params=given, json=body, headers=headers)
+            except httpx.TransportError as problem:
+                never_sent = isinstance(problem, httpx.ConnectError | httpx.ConnectTimeout)
+                if not left or not (harmless or never_sent):
+                    raise self._unreachable(problem) from None
+            else:
+                if answer.status_code != httpx.codes.TOO_MANY_REQUESTS or not left:
+                    break
+                wait = _retry_after(answer)
+                if wait > _LONGEST_WAIT:
+                    break
+            self._pause(wait)
+        if not answer.is_success:
+            raise _refusal(answer)
+        if answer.status_code == httpx.codes.NO_CONTENT:
+            return None
+        try:
+            return answer.json()
+        except ValueError:
+            raise _stranger(answer) from None
+
+    def _unreachable(self, problem: Exception) -> CannotRun:
+        if isinstance(problem, httpx.TimeoutException):
+            return CannotRun(
+                f"{self.url} gave no answer in time: try again, or look whether it is overloaded"
+            )
+        return CannotRun(
+            f"cannot reach {self.url}: start the service there, or name another with --url or sluice login"
+        )
+
+
+def _address(url: str) -> str:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        parsed = httpx.URL("")
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise CannotRun(f"{url!r} is not an address: give one like https://sluice.example.org with --url")
+    return url.rstrip("/")
+
+
+def _part(id: str) -> str:
+    """An id as one part of a path: what a person typed cannot reach another address."""
+    return quote(str(id), safe="") or "-"
+
+
+def _retry_after(answer: httpx.Response) -> float:
+    try:
+        return max(0.5, float(answer.headers.get("Retry-After", "1")))
+    except ValueError:
+        return 1.0
+
+
+def _refusal(answer: httpx.Response) -> Refused:
+    try:
+        body = answer.json()
+        named = {name: body.pop(name) for name in ("status", "slug", "title", "detail")}
+        body.pop("type", None)
+        return Refused(**named, **body)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return _stranger(answer)
+
+
+def _stranger(answer: httpx.Response) -> Refused:
+    address, status = answer.url.copy_with(query=None), answer.status_code
+    return Refused(
+        status=status,
+        slug="not-sluice",
+        title="This is not the answer of a Sluice service",
+        detail=f"{address} answered HTTP {status}; look at --url, or try again.",
+    )
+
+
+def _events(lines: Iterable[str]) -> Iterator[Json]:
+    """The data of server-sent events; comments only keep the line open."""
+    data: list[str] = []
+    for line in lines:
+        if line.startswith("data:"):
+            data.append(line.removeprefix("data:").removeprefix(" "))
+        elif not line and data:
+            yield json.loads("\n".join(data))
+            data = []

@@ -1,0 +1,161 @@
+"""Which service, as whom: options, the environment, or the file that `sluice login` wrote."""
+
+import inspect
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from client.problems import CannotRun
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from client.api import Sluice
+
+Url = Annotated[
+    str | None, typer.Option("--url", envvar="SLUICE_URL", help="Address of the service.", show_default=False)
+]
+Key = Annotated[
+    str | None, typer.Option("--key", envvar="SLUICE_KEY", help="Your API key.", show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, stable keys.")]
+
+EXIT_CODES = (
+    "Exit codes: 0 done, and what was asked about is well; 1 refused, out of reach, or not well "
+    "(a broken ledger, a failed job, a rejected file); 2 wrong usage; 130 interrupted."
+)
+
+
+def config_file() -> Path:
+    return Path(typer.get_app_dir("sluice")) / "login.json"
+
+
+def save(url: str, key: str) -> Path:
+    """Keeps address and key where only their owner can read them, whole or not at all."""
+    path = config_file()
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump({"url": url, "key": key}, file)
+        new.replace(path)
+    except OSError as problem:
+        with suppress(OSError):
+            new.unlink()
+        raise CannotRun(f"cannot write {path} ({os.strerror(problem.errno or 0).lower()})") from None
+    return path
+
+
+def saved() -> dict[str, str]:
+    path = config_file()
+    try:
+        with path.open() as file:
+            if os.name == "posix" and stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                raise CannotRun(f"others can read the key in {path}: chmod 600 it, or sluice login again")
+            body = json.load(file)
+            return {"url": str(body["url"]), "key": str(body["key"])}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise CannotRun(f"{path} cannot be read: sluice login writes it anew") from None
+
+
+def connect(url: str | None, key: str | None) -> "Sluice":
+    """What is not given is what `sluice login` kept; its key goes to its own address only."""
+    from client.api import Sluice
+
+    if not (url and key):
+        kept = saved()
+        if url and kept and url.rstrip("/") != kept["url"]:
+            kept.pop("key")
+        url, key = url or kept.get("url"), key or kept.get("key")
+    if not url:
+        raise CannotRun("which service? sluice login, or give --url and --key (SLUICE_URL, SLUICE_KEY)")
+    if not key:
+        raise CannotRun(f"no key for {url}: sluice login --url {url}, or give --key (SLUICE_KEY)")
+    return Sluice(url, key)
+
+
+def output(*, stderr: bool = False) -> "Console":
+    """A console that prints what it is given: names in answers are no markup."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+
+
+def print_json(value: Any) -> None:
+    """One document; or, of something that goes on, one line whenever there is news."""
+    if isinstance(value, Iterator):
+        for one in value:
+            print(json.dumps(one, allow_nan=False), flush=True)
+    else:
+        print(json.dumps(value, allow_nan=False))
+
+
+def connected(
+    show: Callable[[Any], None], *, well: Callable[[Any], bool] = lambda _: True
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Makes a command of a function that takes the service first: adds --url, --key and --json.
+
+    What the function returns, if anything, is printed as JSON, or by `show` for people. The exit code is 1
+    unless that is `well`.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., None]:
+        def command(*, url: str | None, key: str | None, as_json: bool, **options: Any) -> None:
+            with connect(url, key) as service:
+                result = function(service, **options)
+                if result is not None:
+                    (print_json if as_json else show)(result)
+            if not well(result):
+                raise typer.Exit(1)
+
+        own = list(inspect.signature(function).parameters.values())[1:]
+        more = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for name, default, kind in (("url", None, Url), ("key", None, Key), ("as_json", False, AsJson))
+        ]
+        named = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+        command.__signature__ = inspect.Signature([*named, *more])  # type: ignore[attr-defined]
+        command.__annotations__ = {}
+        command.__name__, command.__doc__ = function.__name__, function.__doc__
+        return command
+
+    return decorate
+
+
+def login(url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
+    """Keep the address of a service and your key in a file only you can read.
+
+    Without --key the key is asked for, or read from standard input: on a command line others can see it.
+    """
+    from client.api import Sluice
+
+    url = url or (
+        saved_url() or typer.prompt("Address of the service", default="http://127.0.0.1:8000", err=True)
+    )
+    if not key:
+        key = (
+            typer.prompt("API key", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
+        )
+    with Sluice(url, key.strip()) as service:
+        who = service.me()
+        path = save(service.url, key.strip())
+        if as_json:
+            print_json({"url": service.url, "file": str(path), **who})
+        else:
+            output().print(f"{who['name']} ({who['role']}) at {service.url}; kept in {path}")
+
+
+def saved_url() -> str | None:
+    try:
+        return saved().get("url")
+    except CannotRun:  # damaged or open to others: about to be written anew
+        return None

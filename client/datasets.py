@@ -1,0 +1,194 @@
+"""`sluice datasets`: declare private data, upload it, see what became of it."""
+
+import json
+import re
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from client.connection import connected, output
+from client.problems import CannotRun
+from client.quote import RelationName
+
+if TYPE_CHECKING:
+    from client.api import Json, Sluice
+
+app = typer.Typer(no_args_is_help=True, help="Private datasets: declare, upload, look at.")
+
+Id = Annotated[str, typer.Argument(metavar="DATASET", help="Id of a dataset.")]
+File = Annotated[Path, typer.Argument(help="The file with the records: npz, zip, IDX gz, CSV or Parquet.")]
+Most = Annotated[int, typer.Option("--limit", min=1, help="How many at most, newest first.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Do not wait until the file is checked.")]
+
+
+def show_one(dataset: "Json") -> None:
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    budget, schema = dataset["budget"], dataset["schema"]
+    table.add_row("dataset", dataset["id"])
+    table.add_row("name", dataset["name"])
+    table.add_row("state", dataset["state"] + (f": {dataset['fault']}" if dataset["fault"] else ""))
+    table.add_row("records", f"about {dataset['nominal_size']:,}")
+    table.add_row("schema", _in_words(schema))
+    table.add_row(
+        "budget", f"epsilon {budget['epsilon']:g}, delta {budget['delta']:g}, order {budget['order']}"
+    )
+    table.add_row("relation", dataset["relation"].replace("_", "-"))
+    table.add_row("account", dataset["account"] or "known once sealed")
+    if dataset["report"]:
+        table.add_row("for you alone", json.dumps(dataset["report"]))
+    output().print(table)
+
+
+def show_many(datasets: "list[Json]") -> None:
+    from rich.table import Table
+
+    table = Table("dataset", "name", "state", "records", "epsilon", "delta")
+    for one in datasets:
+        state = one["state"] + (f": {one['fault']}" if one["fault"] else "")
+        budget = one["budget"]
+        table.add_row(
+            one["id"],
+            one["name"],
+            state,
+            f"{one['nominal_size']:,}",
+            f"{budget['epsilon']:g}",
+            f"{budget['delta']:g}",
+        )
+    output().print(table)
+
+
+def _in_words(schema: "Json") -> str:
+    if schema["kind"] == "image":
+        shape = "×".join(str(schema[name]) for name in ("height", "width", "channels"))
+        return f"images {shape}, {len(schema['classes'])} classes"
+    return f"table of {len(schema['columns'])} columns"
+
+
+def _not_rejected(dataset: "Json") -> bool:
+    return bool(dataset["state"] != "rejected")
+
+
+@app.command()
+@connected(show_one, well=_not_rejected)
+def add(
+    service: "Sluice",
+    file: File,
+    name: Annotated[str, typer.Option(help="What to call it.")],
+    records: Annotated[int, typer.Option(help="Roughly how many records. Public: do not count them.")],
+    epsilon: Annotated[float, typer.Option(help="Budget of the people in the data.")],
+    delta: Annotated[float, typer.Option(help="Delta of the budget, e.g. 1e-5.")],
+    schema: Annotated[
+        Path | None,
+        typer.Option(help="JSON file that declares columns with bounds and categories, or images."),
+    ] = None,
+    image: Annotated[
+        str | None, typer.Option(help="Instead of --schema: HEIGHTxWIDTH or HEIGHTxWIDTHx3.")
+    ] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="With --image: names of the classes, by commas.")
+    ] = None,
+    relation: Annotated[RelationName, typer.Option(help="Neighbouring relation.")] = RelationName.ADD_REMOVE,
+    order: Annotated[
+        int | None, typer.Option(help="Rényi order of the account; chosen if not given.")
+    ] = None,
+    parent: Annotated[
+        str | None, typer.Option(help="A dataset with the same people in it; they share its budget.")
+    ] = None,
+    detach: Detach = False,
+) -> "Json":
+    """Declare a dataset, upload its file, seal it, and wait for the check."""
+    body = {
+        "name": name,
+        "schema": _schema(schema, image, classes),
+        "nominal_size": records,
+        "relation": relation.replace("-", "_"),
+        "budget": {"epsilon": epsilon, "delta": delta, "order": order},
+        "parent": parent,
+    }
+    if not file.is_file():
+        raise CannotRun(f"{file} is not a file: name the one with the records")
+    id = service.register(body)["id"]
+    print(f"dataset {id}; a cut upload goes on with: sluice datasets upload {id} {file}", file=sys.stderr)
+    return _send(service, id, file, detach)
+
+
+@app.command()
+@connected(show_one, well=_not_rejected)
+def upload(service: "Sluice", id: Id, file: File, detach: Detach = False) -> "Json":
+    """Go on with an upload that was cut: only the parts that did not arrive are sent."""
+    return _send(service, id, file, detach)
+
+
+@app.command("list")
+@connected(show_many)
+def list_datasets(service: "Sluice", limit: Most = 50) -> "list[Json]":
+    """Your datasets, newest first; an admin sees all."""
+    return list(islice(service.datasets(), limit))
+
+
+@app.command()
+@connected(show_one)
+def show(service: "Sluice", id: Id) -> "Json":
+    """One dataset: what was declared, its state, its account."""
+    return service.dataset(id)
+
+
+@app.command()
+@connected(lambda gone: output().print(f"{gone['deleted']} is gone; what was spent on it stays spent"))
+def delete(service: "Sluice", id: Id) -> "Json":
+    """Hide a dataset. The budget of the people in it stays as it is."""
+    service.delete_dataset(id)
+    return {"deleted": id}
+
+
+def _send(service: "Sluice", id: str, file: Path, detach: bool) -> "Json":
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    from client.upload import upload
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    console = output(stderr=True)
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(file.name, total=file.stat().st_size if file.is_file() else None)
+        sealed = upload(service, id, file, tell=lambda done: bar.update(task, completed=done))
+    if detach:
+        return sealed
+    with console.status("the private side checks the file"):
+        return service.checked(id)
+
+
+def _schema(file: Path | None, image: str | None, classes: str | None) -> Any:
+    if file is not None and image is None and classes is None:
+        return read_json(file)
+    size = re.fullmatch(r"(\d+)x(\d+)(?:x([13]))?", image or "")
+    if file is not None or size is None or classes is None:
+        raise CannotRun("declare the data either by --schema FILE, or by --image 28x28 and --classes cat,dog")
+    return {
+        "kind": "image",
+        "height": int(size[1]),
+        "width": int(size[2]),
+        "channels": int(size[3] or 1),
+        "classes": [each.strip() for each in classes.split(",")],
+    }
+
+
+def read_json(file: Path) -> Any:
+    """The JSON in a file, or of standard input for -."""
+    try:
+        return json.loads(sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8"))
+    except OSError:
+        raise CannotRun(f"{file} cannot be read: name a JSON file") from None
+    except ValueError:
+        raise CannotRun(f"{file} is not JSON: docs/api.md shows how it should look") from None
