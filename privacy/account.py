@@ -101,14 +101,14 @@ def largest_epsilon_that_fits(
     return reading.epsilon, fitted
 
 
-def best_order(events: Iterable[Event], *, epsilon: float, delta: float, relation: Relation) -> int:
+def best_order(events: Iterable[Event], *, epsilon: float, delta: float, relation: Relation) -> float:
     """The whole order at which an account of (epsilon, delta) holds most of these events."""
     check_epsilon(max(epsilon, 1e-6))
     total = np.sum([curve(event, relation) for event in flat(events)], axis=0)
     orders = np.array(ORDERS)
     whole = (orders == np.floor(orders)) & np.isfinite(total)
     if not whole.any():
-        return WHOLE_ORDERS[0]  # so little noise that every whole order is too high
+        return ORDERS[0]  # so little noise that every whole order is too high
     room = epsilon - to_epsilon(0.0, delta=delta, orders=orders[whole])
     # Where nothing fits at any order, the least excess is the best that can be said.
     score = room / total[whole] if room.max() > 0 else room - total[whole]
