@@ -38,6 +38,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         summary="Releases synthetic data under differential privacy, with an epsilon that is true.",
         lifespan=lifespan,
         redoc_url=None,
+        redirect_slashes=False,
         responses=problems.DOCUMENTED,
     )
     app.state.settings = settings
@@ -50,7 +51,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.add_middleware(Bodies)
     app.add_middleware(requests.RequestIds, metrics=metrics.install(app))
     routers = (health.router, datasets.router, jobs.quotes, jobs.jobs, budget.router, people.router)
-    app.state.permissions = auth.permissions([route for router in (app, *routers) for route in router.routes])
     for router in routers:
         app.include_router(router)
+    app.state.permissions = auth.permissions(app.routes)
     return app

@@ -1,13 +1,13 @@
 """Who is asking, and may they? Every route names its roles; a route that names none does not start."""
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
-from fastapi.routing import APIRoute
+from fastapi.routing import APIRoute, iter_route_contexts
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy.orm import Session
 from starlette.routing import BaseRoute
@@ -40,10 +40,17 @@ def authenticated(
 ) -> Who:
     if given is None:
         raise _stranger("Send the header Authorization: Bearer KEY.")
+    who, limited = recognised(request, given.credentials)
+    request.app.state.rates.count(limited)
+    return who
+
+
+def recognised(request: Request, credentials: str) -> tuple[Who, uuid.UUID]:
+    """Whose credentials these are, if they are good right now, and under which id requests are counted."""
     state = request.app.state
     with Session(state.engine) as session:
-        if given.credentials.startswith(PREFIX):
-            found = person_of(session, given.credentials)
+        if credentials.startswith(PREFIX):
+            found = person_of(session, credentials)
             if found is None:
                 raise _stranger("The key is unknown, expired or revoked; ask an admin for another.")
             person, key = found
@@ -52,11 +59,9 @@ def authenticated(
             sign_on: SingleSignOn | None = state.sign_on
             if sign_on is None:
                 raise _stranger("The key is unknown, expired or revoked; ask an admin for another.")
-            person = sign_on.person(session, given.credentials)
+            person = sign_on.person(session, credentials)
             limited = person.id
-        who = Who(id=person.id, name=person.name, role=Role(person.role))
-    state.rates.count(limited)
-    return who
+        return Who(id=person.id, name=person.name, role=Role(person.role)), limited
 
 
 def _stranger(detail: str) -> NotAuthenticated:
@@ -81,24 +86,22 @@ Admin = Annotated[Who, Depends(May(Role.ADMIN))]
 Anyone = Annotated[Who, Depends(May(*Role))]
 
 
-def roles_of(route: APIRoute) -> frozenset[Role] | None:
+def _roles(dependant: Dependant) -> frozenset[Role] | None:
     """The roles a route lets pass, or None if it asks nobody."""
-
-    def find(dependant: Dependant) -> frozenset[Role] | None:
-        if isinstance(dependant.call, May):
-            return dependant.call.roles
-        return next(filter(None, map(find, dependant.dependencies)), None)
-
-    return find(route.dependant)
+    if isinstance(dependant.call, May):
+        return dependant.call.roles
+    return next(filter(None, map(_roles, dependant.dependencies)), None)
 
 
-def permissions(routes: Iterable[BaseRoute]) -> dict[tuple[str, str], frozenset[Role]]:
+def permissions(routes: Sequence[BaseRoute]) -> dict[tuple[str, str], frozenset[Role]]:
     """(method, path) → roles. A route that is neither open nor names roles stops the service at its start."""
     table = {}
-    for route in routes:
-        if isinstance(route, APIRoute) and route.path not in OPEN:
-            roles = roles_of(route)
-            if roles is None:
-                raise RuntimeError(f"{route.path} names no roles")
-            table |= {(method, route.path): roles for method in route.methods}
+    for route in iter_route_contexts(routes):
+        if route.path in OPEN:
+            continue
+        # Whatever is no API route (a mount, a socket, a plain route) has no dependencies to ask anybody with.
+        roles = _roles(route.dependant) if isinstance(route.original_route, APIRoute) else None
+        if roles is None:
+            raise RuntimeError(f"{route.path} names no roles")
+        table |= {(method, route.path): roles for method in route.methods or ()}
     return table

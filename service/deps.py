@@ -22,7 +22,8 @@ def _session(request: Request) -> Iterator[Session]:
         yield session
 
 
-SessionDep = Annotated[Session, Depends(_session)]
+# Closed when the route returns, not when the answer is sent: a stream would keep a connection for hours.
+SessionDep = Annotated[Session, Depends(_session, scope="function")]
 Limit = Annotated[int, Query(ge=1, le=200, description="How many at most.")]
 Cursor = Annotated[str | None, Query(max_length=200, description="`next` of the page before.")]
 

@@ -2,13 +2,17 @@
 
 import re
 import time
+import traceback
 import uuid
+from pathlib import Path
 
 import structlog
+from fastapi import Request
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core import log
+from service import problems
 from service.metrics import Metrics
 
 HEADER = "X-Request-Id"
@@ -29,7 +33,7 @@ class RequestIds:
         # A caller's id is kept only when it cannot forge a log line.
         request_id = given.decode() if _USABLE.match(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
-        started, status = time.monotonic(), 500
+        began, status = time.monotonic(), 0
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -41,13 +45,23 @@ class RequestIds:
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
                 await self.app(scope, receive, send_with_id)
+            except Exception as problem:
+                # Caught here, where the id is bound; a server's own log would print the text of the error.
+                _log.error("request_failed", kind=type(problem).__name__, where=_where(problem))
+                if not status:  # else the answer is under way and the server cuts it off
+                    await problems.unexpected(Request(scope))(scope, receive, send_with_id)
             finally:
-                route = getattr(
-                    scope.get("route"), "path", None
-                )  # the pattern: a path may hold what a caller typed
-                method, seconds = _method(scope["method"]), time.monotonic() - started
+                # The pattern: a path may hold what a caller typed.
+                route = getattr(scope.get("route"), "path", None)
+                method, seconds = _method(scope["method"]), time.monotonic() - began
                 self.metrics.observe(method=method, route=route, status=status, seconds=seconds)
                 _log.info("request", method=method, route=route, status=status, ms=round(1000 * seconds))
+
+
+def _where(problem: Exception) -> list[str]:
+    """The lines of the program that led there, innermost last; no values."""
+    frames = traceback.extract_tb(problem.__traceback__)
+    return [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames[-5:]]
 
 
 def _method(given: str) -> str:

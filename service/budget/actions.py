@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -13,8 +14,9 @@ from sqlalchemy.orm import Session
 
 from core import ledger
 from core.errors import NotFound, Problem, WrongState
+from core.faults import Fault
 from core.people import Role
-from core.tables import Account, Dataset, Entry, Grant, Witness
+from core.tables import Account, Dataset, Entry, Grant, Job, Witness
 from core.witness import require_level
 from privacy.accountant import Accountant, epsilon
 from privacy.events import Event, from_dict
@@ -36,11 +38,14 @@ class GrantOpen(Problem):
 
 
 def visible(who: Who) -> Select[tuple[Account]]:
-    """An admin sees all accounts, a curator those their datasets draw on."""
+    """An admin sees all accounts, a curator those their checked datasets draw on.
+
+    A dataset that is not checked only claims its hash: knowing a hash is not having the data.
+    """
     if who.role is Role.ADMIN:
         return select(Account)
-    mine = exists().where(Dataset.account_id == Account.id, Dataset.owner_id == who.id)
-    return select(Account).where(mine)
+    mine = (Dataset.account_id == Account.id, Dataset.owner_id == who.id, Dataset.state == "ready")
+    return select(Account).where(exists().where(*mine))
 
 
 def find(session: Session, who: Who, id: uuid.UUID) -> Account:
@@ -86,6 +91,7 @@ def exported(session: Session, account: Account) -> Iterator[str]:
         "pld",
         "actor",
         "reason",
+        "terms",
         "event",
         "previous",
         "digest",
@@ -101,8 +107,8 @@ def exported(session: Session, account: Account) -> Iterator[str]:
     yield out.getvalue()
 
 
-def _inert(value: Any) -> Any:
-    text = "" if value is None else str(value)
+def _inert(value: Any) -> str:
+    text = "" if value is None else json.dumps(value) if isinstance(value, dict) else str(value)
     return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
@@ -198,9 +204,14 @@ def acknowledge(session: Session, who: Who, body: Acknowledgement) -> Witness:
         raise WrongState("The ledger is not behind a witness of this generation; look at it again.")
     for id, spent in row.behind["accounts"].items():
         account = session.get(Account, uuid.UUID(id))
-        if account is not None and spent > account.held + account.settled:
-            lost = spent - account.held - account.settled
-            ledger.forfeit(session, account, cost=lost, move=who.move(f"behind its witness: {body.reason}"))
+        if account is not None:
+            lost = max(0, spent - account.held - account.settled)
+            move = who.move(f"behind its witness: {body.reason}")
+            ended = ledger.forfeit(session, account, cost=lost, move=move)
+            over = update(Job).where(Job.id.in_(ended), Job.state.in_(("queued", "running")))
+            session.execute(
+                over.values(state="failed", fault=Fault.LOST.value, finished_at=datetime.now(UTC))
+            )
     session.execute(update(Witness).values(acknowledged=body.generation))
     session.commit()
     session.refresh(row)

@@ -25,6 +25,7 @@ from service.budget.schemas import (
     WitnessView,
 )
 from service.datasets.actions import find as find_dataset
+from service.datasets.actions import ready
 from service.deps import Cursor, Limit, Page, SessionDep, page
 
 router = APIRouter(tags=["budget"])
@@ -123,8 +124,8 @@ def withdraw_grant(
 @router.get("/v1/datasets/{id}/budget")
 def dataset_budget(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep) -> AccountView:
     """The budget a dataset draws on, with both readings."""
-    account = find_dataset(session, who, id).account_id
-    return actions.view(session, actions.find(session, who, account or uuid.UUID(int=0)), pld=True)
+    account = session.get_one(Account, ready(find_dataset(session, who, id)).account_id)
+    return actions.view(session, account, pld=True)
 
 
 @router.get("/v1/admin/witness")
@@ -140,4 +141,6 @@ def acknowledge(body: Acknowledgement, who: Admin, session: SessionDep) -> Witne
 
 
 def _witness(row: Witness) -> WitnessView:
-    return WitnessView(checked_at=row.checked_at, generation=row.generation, behind=row.behind)
+    return WitnessView(
+        checked_at=row.checked_at, generation=row.generation, behind=row.behind, acknowledged=row.acknowledged
+    )

@@ -9,7 +9,7 @@ from pydantic import Field
 from core.tables import Grant
 from privacy.accountant import Accountant
 from privacy.relation import Relation
-from service.datasets.schemas import Finite, Text
+from service.datasets.schemas import Finite, Text, Whole
 from service.deps import Body, View
 from service.jobs.schemas import Readings, Remaining
 
@@ -49,6 +49,7 @@ class EntryView(View):
     job: uuid.UUID | None
     event: dict[str, Any] | None
     readings: dict[str, Any] | None
+    terms: dict[str, Any] | None = Field(description="What a grant rests on.")
     actor: str
     reason: str
     at: str
@@ -64,8 +65,11 @@ class LedgerView(View):
 
 
 class NewGrant(Body):
-    epsilon: Annotated[Finite, Field(ge=1e-6, le=1e6, description="The new, larger epsilon of the account.")]
-    reason: Text
+    epsilon: Annotated[
+        Finite,
+        Field(ge=1e-6, le=1e6, description="The new, larger epsilon of the account.", examples=[12.0]),
+    ]
+    reason: Annotated[Text, Field(examples=["A second cohort joined the study"])]
 
 
 class GrantView(View):
@@ -104,13 +108,17 @@ class Recomputed(View):
 
 
 class WitnessView(View):
-    """`behind` names the accounts whose spending this database has forgotten."""
+    """`behind` names the accounts whose spending this database has forgotten.
+
+    Once its generation is acknowledged, the sweeper's next round clears it.
+    """
 
     checked_at: datetime | None
     generation: int
     behind: dict[str, Any] | None
+    acknowledged: int
 
 
 class Acknowledgement(Body):
-    generation: Annotated[int, Field(ge=1, le=2**62)]
+    generation: Annotated[Whole, Field(ge=1, le=2**62, examples=[17])]
     reason: Text

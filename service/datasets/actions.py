@@ -14,7 +14,8 @@ from core.people import Role
 from core.stores.inbox import Inbox, UploadGone
 from core.tables import Account, Content, Dataset, Job
 from core.witness import require_level
-from privacy.account import default_order
+from privacy.account import capacity, default_order
+from privacy.problems import InvalidAccount
 from privacy.relation import Relation
 from service.auth import Who
 from service.datasets.schemas import NewDataset, Seal
@@ -41,15 +42,24 @@ def find(session: Session, who: Who, id: uuid.UUID) -> Dataset:
     return found
 
 
+def ready(row: Dataset) -> Dataset:
+    """Until its content is checked, a dataset only claims the hash that led to its account."""
+    if row.state != "ready":
+        raise WrongState("The dataset is not ready; seal it and wait for its check.", state=row.state)
+    return row
+
+
 def register(session: Session, who: Who, body: NewDataset) -> Dataset:
     budget = body.budget
     if body.parent is not None:
         find(session, who, body.parent)
+    order = budget.order or default_order(budget.epsilon, budget.delta)
+    if capacity(budget.epsilon, budget.delta, order) == 0:
+        raise InvalidAccount("This budget has no room at this order; leave the order out, or raise epsilon.")
     row = Dataset(
         id=uuid.uuid4(), owner_id=who.id, name=body.name, schema=body.data_schema.model_dump(mode="json"),
         nominal_size=body.nominal_size, relation=body.relation, epsilon=budget.epsilon, delta=budget.delta,
-        order=budget.order or default_order(budget.epsilon, budget.delta), parent_id=body.parent,
-        state="draft",
+        order=order, parent_id=body.parent, state="draft",
         # Of our own making: a name given by a caller never becomes part of an address.
         object_key=f"datasets/{uuid.uuid4().hex}", created_at=datetime.now(UTC),
     )  # fmt: skip
@@ -61,9 +71,13 @@ def register(session: Session, who: Who, body: NewDataset) -> Dataset:
 def begin_upload(session: Session, who: Who, id: uuid.UUID, inbox: Inbox) -> Dataset:
     """Begins, or finds the upload that was begun: a lost client goes on where it stopped."""
     row = find(session, who, id)
-    if row.state == "draft":
+    if row.state == "draft" or (row.state == "uploading" and _gone(row, inbox)):
         upload = inbox.begin(row.object_key)
-        mine = update(Dataset).where(Dataset.id == id, Dataset.state == "draft")
+        mine = update(Dataset).where(
+            Dataset.id == id,
+            Dataset.state == row.state,
+            Dataset.upload_id.is_not_distinct_from(row.upload_id),
+        )
         begun = session.execute(
             mine.values(state="uploading", upload_id=upload).returning(Dataset.id)
         ).one_or_none()
@@ -72,6 +86,15 @@ def begin_upload(session: Session, who: Who, id: uuid.UUID, inbox: Inbox) -> Dat
             inbox.abandon(row.object_key, upload)
         session.refresh(row)
     return in_upload(row)
+
+
+def _gone(row: Dataset, inbox: Inbox) -> bool:
+    """Stores give up uploads that nobody finishes; then there is nothing left to go on with."""
+    try:
+        inbox.parts(row.object_key, row.upload_id or "")
+    except UploadGone:
+        return True
+    return False
 
 
 def in_upload(row: Dataset) -> Dataset:
@@ -124,23 +147,20 @@ def _account_of(session: Session, who: Who, row: Dataset, sha256: bytes) -> Acco
     if parent is not None and parent.account_id is None:
         raise WrongState("The parent dataset is not sealed yet; seal it first.")
     known = session.get(Content, sha256)
-    if known is None:
-        account_id = parent.account_id if parent else None
-        account = session.get(Account, account_id) if account_id else _new_account(session, who, row)
-        kept = insert(Content).values(sha256=sha256, account_id=account.id).on_conflict_do_nothing()
-        if session.execute(kept.returning(Content.account_id)).one_or_none() is None:
-            session.rollback()
-            raise WrongState("The same content was sealed elsewhere just now; seal again.")
-        return account
-    if parent is not None and parent.account_id != known.account_id:
+    if parent is not None and known is not None and parent.account_id != known.account_id:
         raise AccountConflict(
             "This content and the named parent have different budgets; leave the parent out."
         )
-    account = session.get_one(Account, known.account_id)
+    shared = known or parent
+    account = session.get_one(Account, shared.account_id) if shared else _new_account(session, who, row)
     if account.relation != row.relation:
         raise AccountConflict(
-            f"This content has a budget under {account.relation}; register it with that relation."
+            f"These people have a budget under {account.relation}; register the data with that relation."
         )
+    if known is None:
+        kept = insert(Content).values(sha256=sha256, account_id=account.id).on_conflict_do_nothing()
+        if session.execute(kept.returning(Content.account_id)).one_or_none() is None:
+            raise WrongState("The same content was sealed elsewhere just now; seal again.")
     return account
 
 
@@ -158,10 +178,12 @@ def _new_account(session: Session, who: Who, row: Dataset) -> Account:
 def delete(session: Session, who: Who, id: uuid.UUID, inbox: Inbox) -> None:
     """Hides the dataset; its account and what was spent stay."""
     row = find(session, who, id)
+    uploading = row.state == "uploading"
+    # First the row's lock, which a job that starts takes too; then a look for jobs.
+    session.execute(update(Dataset).where(Dataset.id == id).values(state="deleted"))
     busy = select(Job.id).where(Job.dataset_id == id, Job.state.in_(("queued", "running"))).limit(1)
     if session.scalars(busy).one_or_none() is not None:
         raise WrongState("A job works on this dataset; cancel it or let it end first.")
-    if row.state == "uploading" and row.upload_id:
+    if uploading and row.upload_id:
         inbox.abandon(row.object_key, row.upload_id)
-    session.execute(update(Dataset).where(Dataset.id == id).values(state="deleted"))
     session.commit()

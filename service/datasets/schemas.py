@@ -4,7 +4,7 @@ import uuid
 from datetime import datetime
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from core.schema import Schema
 from core.tables import Dataset
@@ -12,13 +12,15 @@ from privacy.relation import Relation
 from service.deps import Body, View
 
 Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+# Numbers are numbers: neither "5" nor true is one.
+Whole = Annotated[int, Field(strict=True)]
+Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
 class Budget(Body):
     epsilon: Annotated[Finite, Field(ge=1e-6, le=1e6)]
     delta: Annotated[Finite, Field(ge=1e-10, le=0.1)]
-    order: Annotated[int, Field(ge=2, le=1024)] | None = Field(
+    order: Annotated[Whole, Field(ge=2, le=1024)] | None = Field(
         default=None, description="Rényi order of the account; chosen by the budget if not given."
     )
 
@@ -26,9 +28,34 @@ class Budget(Body):
 class NewDataset(Body):
     """Nothing here may be measured on the rows: declare what is known of the kind of data."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "name": "Scans 2026",
+                    "schema": {"kind": "image", "height": 28, "width": 28, "classes": ["clear", "shadow"]},
+                    "nominal_size": 60_000,
+                    "relation": "add_remove",
+                    "budget": {"epsilon": 10.0, "delta": 1e-6},
+                },
+                {
+                    "name": "Visits",
+                    "schema": {
+                        "kind": "table",
+                        "columns": [
+                            {"kind": "number", "name": "age", "low": 0, "high": 120, "integer": True},
+                            {"kind": "category", "name": "ward", "categories": ["north", "south"]},
+                        ],
+                    },
+                    "nominal_size": 5_000,
+                    "budget": {"epsilon": 3.0, "delta": 1e-6},
+                },
+            ]
+        }
+    )
     name: Text
     data_schema: Schema = Field(alias="schema")
-    nominal_size: Annotated[int, Field(ge=1, le=10**10, description="Roughly how many records; public.")]
+    nominal_size: Annotated[Whole, Field(ge=1, le=10**10, description="Roughly how many records; public.")]
     relation: Relation = Relation.ADD_REMOVE
     budget: Budget
     parent: uuid.UUID | None = Field(
@@ -37,12 +64,21 @@ class NewDataset(Body):
 
 
 class Seal(Body):
-    size: Annotated[int, Field(ge=1, le=10**13)]
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    size: Annotated[Whole, Field(ge=1, le=10**13, examples=[11_490_434])]
+    sha256: Annotated[
+        str,
+        Field(
+            pattern="^[0-9a-f]{64}$",
+            examples=["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"],
+        ),
+    ]
 
 
 class PartNumbers(Body):
-    numbers: Annotated[list[Annotated[int, Field(ge=1, le=10_000)]], Field(min_length=1, max_length=100)]
+    numbers: Annotated[
+        list[Annotated[Whole, Field(ge=1, le=10_000)]],
+        Field(min_length=1, max_length=100, examples=[[1, 2, 3]]),
+    ]
 
 
 class DatasetView(View):

@@ -14,6 +14,7 @@ from core.witness import require_level
 from privacy.events import Event, from_dict
 from service.auth import Who
 from service.datasets.actions import find as find_dataset
+from service.datasets.actions import ready
 from service.jobs import pricing
 from service.jobs.schemas import NewJob, NewQuote, QuoteView
 
@@ -34,25 +35,33 @@ def find(session: Session, who: Who, id: uuid.UUID) -> Job:
 
 def quote(session: Session, who: Who, body: NewQuote) -> QuoteView:
     """Prices a plan for a dataset's account, and writes nothing."""
-    account = _account(session, find_dataset(session, who, body.dataset))
+    account = _account(session, ready(find_dataset(session, who, body.dataset)))
     paid = paid_events(session, account.id)
-    session.rollback()  # gives the connection back: arithmetic may take seconds
+    _let_go(session)
     return pricing.quote(account, paid, body)
+
+
+def _let_go(session: Session) -> None:
+    """Gives the connection back, since arithmetic may take seconds; what was read stays as it was read."""
+    session.expunge_all()
+    session.rollback()
 
 
 def offer(session: Session, who: Who, body: NewJob) -> tuple[Dataset, Account, pricing.Priced]:
     """All that needs no lock: the dataset is there and ready, the plan is calibrated and priced."""
-    dataset = find_dataset(session, who, body.dataset)
-    if dataset.state != "ready":
-        raise WrongState("The dataset is not ready; seal it and wait for its check.", state=dataset.state)
+    dataset = ready(find_dataset(session, who, body.dataset))
     account = _account(session, dataset)
-    session.rollback()
+    _let_go(session)
     return dataset, account, pricing.priced(account, body)
 
 
 def start(session: Session, who: Who, dataset: Dataset, account: Account, offer: pricing.Priced) -> Job:
     """Reserves the cost and adds the job, in one transaction that the caller commits."""
     require_level(session)
+    # Locked against a deletion; what was read before the arithmetic may be old by now.
+    still = select(Dataset.id).where(Dataset.id == dataset.id, Dataset.state == "ready")
+    if session.scalars(still.with_for_update(read=True)).one_or_none() is None:
+        raise WrongState("The dataset was deleted just now.")
     id = uuid.uuid4()
     readings = offer.readings.model_dump()
     try:
@@ -89,6 +98,8 @@ def cancel(session: Session, who: Who, id: uuid.UUID) -> Job:
         .values(state="cancelled", fault="cancelled", finished_at=datetime.now(UTC))
     )
     if session.execute(untouched.returning(Job.id)).one_or_none() is not None:
+        # A database behind its witness may have forgotten that the job ran: then nothing is given back.
+        require_level(session)
         ledger.void(session, job.account_id, job=id, move=who.move("cancelled before records were opened"))
     else:
         asked = update(Job).where(Job.id == id, Job.state.not_in(ENDED), Job.cancel_asked_at.is_(None))
@@ -108,6 +119,4 @@ def paid_events(session: Session, account_id: uuid.UUID) -> tuple[Event, ...]:
 
 
 def _account(session: Session, dataset: Dataset) -> Account:
-    if dataset.account_id is None:
-        raise WrongState("The dataset has no budget yet; seal it first.", state=dataset.state)
     return session.get_one(Account, dataset.account_id)

@@ -25,7 +25,7 @@ class Priced:
 
 def priced(account: Account, body: NewQuote) -> Priced:
     """The plan with every number fixed, and what it costs this account."""
-    plan = plan_from_dict(body.plan)
+    plan = plan_from_dict(body.plan.model_dump())
     relation = Relation(account.relation)
     if body.target is not None:
         plan = calibrated(

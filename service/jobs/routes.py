@@ -11,10 +11,11 @@ from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
 from starlette.status import HTTP_202_ACCEPTED
 
+from core.errors import NotAuthenticated
 from core.queue import ring
 from core.tables import Job
 from service import replies
-from service.auth import Curator, CuratorOrAdmin, Who
+from service.auth import Curator, CuratorOrAdmin, recognised
 from service.deps import Cursor, Limit, Page, SessionDep, page
 from service.jobs import actions
 from service.jobs.schemas import JobView, NewJob, NewQuote, QuoteView
@@ -88,18 +89,24 @@ def cancel(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep) -> JobView:
 )
 def events(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep, request: Request) -> StreamingResponse:
     """The job as server-sent events, whenever it changes, until it ends."""
-    JobView.of(actions.find(session, who, id))  # 404 now rather than in the stream
-    return StreamingResponse(_follow(request, who, id), media_type="text/event-stream")
+    actions.find(session, who, id)  # 404 now rather than in the stream
+    return StreamingResponse(_follow(request, id), media_type="text/event-stream")
 
 
-async def _follow(request: Request, who: Who, id: uuid.UUID) -> AsyncIterator[str]:
-    def look() -> JobView:
+async def _follow(request: Request, id: uuid.UUID) -> AsyncIterator[str]:
+    def look() -> JobView | None:
+        try:  # a key revoked meanwhile ends the stream
+            who, _ = recognised(request, request.headers["Authorization"].partition(" ")[2].strip())
+        except NotAuthenticated:
+            return None
         with Session(request.app.state.engine) as session:
             return JobView.of(actions.find(session, who, id))
 
     last = None
     while not await request.is_disconnected():
         view = await run_in_threadpool(look)
+        if view is None:
+            return
         shown = view.model_dump_json(exclude={"plan": True, "event": True, "progress": {"eta"}})
         if shown != last:
             yield f"event: job\ndata: {view.model_dump_json()}\n\n"

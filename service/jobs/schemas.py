@@ -1,20 +1,39 @@
 """What is said about quotes and jobs over HTTP."""
 
+import dataclasses
 import uuid
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Union
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from core.tables import Job
 from privacy.accountant import Accountant
+from privacy.plans import PLANS, Plan
 from privacy.relation import Relation
-from service.datasets.schemas import Finite
+from service.datasets.schemas import Finite, Whole
 from service.deps import Body, View
 
+_NUMBERS = {int: Whole, int | None: Whole | None, float: Finite, float | None: Finite | None}
+
+
+def _body_of(plan: type[Plan]) -> Any:
+    """The fields of a plan as a body: their names and types are checked here, their values by the plan."""
+    fields: dict[str, Any] = {
+        field.name: (
+            _NUMBERS.get(field.type, field.type),
+            ... if field.default is dataclasses.MISSING else field.default,
+        )
+        for field in dataclasses.fields(plan)
+    }
+    kind: Any = Literal[plan.kind]  # type: ignore[name-defined]
+    return create_model(plan.__name__, __base__=Body, __doc__=plan.__doc__, kind=(kind, ...), **fields)
+
+
 PlanBody = Annotated[
-    dict[str, Any],
+    Union[tuple(_body_of(plan) for plan in PLANS.values())],  # noqa: UP007 (of a tuple)
     Field(
+        discriminator="kind",
         description="`kind` and the numbers of that plan, as `sluice quote KIND --json` prints them.",
         examples=[{"kind": "dpgan", "sampling_prob": 0.0085, "expected_batch": 512, "steps": 20000}],
     ),
@@ -24,12 +43,12 @@ PlanBody = Annotated[
 class TargetBody(Body):
     """Solve for the noise that keeps the job within this epsilon, at the account's delta."""
 
-    epsilon: Annotated[Finite, Field(ge=1e-6, le=1e6)]
+    epsilon: Annotated[Finite, Field(ge=1e-6, le=1e6, examples=[1.0])]
     accountant: Accountant = Accountant.RENYI
 
 
 class NewQuote(Body):
-    dataset: uuid.UUID
+    dataset: Annotated[uuid.UUID, Field(examples=["0b6f9f4e-6f0e-4d3b-9d3c-2f6d7a1c5e80"])]
     plan: PlanBody
     target: TargetBody | None = Field(default=None, description="Leave out to price the plan's own noise.")
 

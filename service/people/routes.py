@@ -9,18 +9,18 @@ from pydantic import Field
 from sqlalchemy import func, select, update
 from starlette.status import HTTP_201_CREATED, HTTP_204_NO_CONTENT
 
-from core.errors import NotFound
+from core.errors import NotFound, WrongState
 from core.people import LONGEST_DAYS, Role, add_person, issue_key, revoke_key
 from core.tables import Key, Person
 from service.auth import Admin, Anyone
-from service.datasets.schemas import Text
+from service.datasets.schemas import Text, Whole
 from service.deps import Body, Cursor, Limit, Page, SessionDep, View, page
 
 router = APIRouter(tags=["people"])
 
 
 class NewPerson(Body):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,99}$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,99}$", examples=["ada"])]
     role: Role
 
 
@@ -37,7 +37,7 @@ class PersonView(View):
 
 class NewKey(Body):
     label: Text = "key"
-    days: Annotated[int, Field(ge=1, le=LONGEST_DAYS, description="Until it expires.")] = 365
+    days: Annotated[Whole, Field(ge=1, le=LONGEST_DAYS, description="Until it expires.")] = 365
 
 
 class KeyView(View):
@@ -84,8 +84,10 @@ def list_people(_: Admin, session: SessionDep, limit: Limit = 50, cursor: Cursor
 
 
 @router.post("/v1/admin/people/{id}/disable")
-def disable(id: uuid.UUID, _: Admin, session: SessionDep) -> PersonView:
+def disable(id: uuid.UUID, who: Admin, session: SessionDep) -> PersonView:
     """Shut a person out at once; what they did stays in the ledger."""
+    if id == who.id:
+        raise WrongState("You would shut yourself out; ask another admin.")
     done = (
         update(Person)
         .where(Person.id == id)

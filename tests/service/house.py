@@ -1,0 +1,231 @@
+"""A served service with people in it: what the tests of HTTP share."""
+
+import hashlib
+import os
+import secrets
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import psycopg
+from fastapi import FastAPI
+from psycopg.types.json import Jsonb
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from core.database import connect
+from core.people import Role, add_person, issue_key
+from core.settings import ServiceSettings
+from core.witness import compare
+from service.app import create_app
+from tests.conftest import Servers, served
+
+IMAGES = {"kind": "image", "height": 2, "width": 2, "classes": ["clear", "shadow"]}
+# Cheap to account for: no subsampling.
+PLAN = {"kind": "swd_one_shot", "directions": 10}
+BUDGET = {"epsilon": 10.0, "delta": 1e-6}
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Somebody with a key, and a client that sends it."""
+
+    name: str
+    id: uuid.UUID
+    key: str
+    http: httpx.Client
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self.http, verb)
+
+
+@dataclass
+class Shelf:
+    """A witness in memory."""
+
+    body: bytes = b""
+
+    def create(self, body: bytes) -> bool:
+        if self.body:
+            return False
+        self.body = body
+        return True
+
+    def read(self) -> bytes:
+        return self.body
+
+    def write(self, body: bytes) -> None:
+        self.body = body
+
+
+@contextmanager
+def fresh_database(servers: Servers) -> Iterator[Callable[[str], str]]:
+    """A copy of the migrated database for several tests; gives its URL for a role, or for 'owner'."""
+    name = f"t_{uuid.uuid4().hex}"
+    with psycopg.connect(servers.owner_url.rsplit("/", 1)[0] + "/postgres", autocommit=True) as admin:
+        admin.execute("SELECT pg_advisory_lock(1)")
+        admin.execute(f"CREATE DATABASE {name} TEMPLATE sluice")
+        admin.execute("SELECT pg_advisory_unlock(1)")
+
+        def url(role: str) -> str:
+            owner = role == "owner"
+            whole = servers.owner_url if owner else servers.environments[role]["SLUICE_DATABASE_URL"]
+            return whole.rsplit("/", 1)[0] + f"/{name}"
+
+        yield url
+        admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def settings_for(servers: Servers, url: Callable[[str], str], **others: Any) -> ServiceSettings:
+    values = {k.removeprefix("SLUICE_").lower(): v for k, v in servers.environments["service"].items()}
+    return ServiceSettings(**values | {"database_url": url("service")} | others)
+
+
+@dataclass
+class House:
+    servers: Servers
+    url: Callable[[str], str]
+    settings: ServiceSettings
+    app: FastAPI
+    anonymous: httpx.Client
+    engine: Engine
+    people: dict[str, Caller] = field(default_factory=dict)
+    shelf: Shelf = field(default_factory=Shelf)
+
+    def __getattr__(self, name: str) -> Caller:
+        try:
+            return self.__dict__["people"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    # -- people
+
+    def person(self, role: str, name: str | None = None) -> Caller:
+        """Somebody new, with a key."""
+        name = name or f"{role}-{uuid.uuid4().hex[:8]}"
+        with Session(self.engine) as session, session.begin():
+            person = add_person(session, name=name, role=Role(role))
+            _, key = issue_key(session, person, label="test", days=1)
+            id = person.id
+        return self.caller(name, id, key)
+
+    def caller(self, name: str, id: uuid.UUID, key: str) -> Caller:
+        http = httpx.Client(
+            base_url=self.anonymous.base_url, timeout=60, headers={"Authorization": f"Bearer {key}"}
+        )
+        return Caller(name, id, key, http)
+
+    def populate(self) -> None:
+        for name in ("admin2", "curator", "curator2", "analyst", "revoked", "expired", "disabled"):
+            role = {"revoked": "curator", "expired": "curator", "disabled": "curator"}.get(
+                name, name.rstrip("2")
+            )
+            self.people[name] = self.person(role, name)
+        self.people["admin"] = self.person("admin", "admin1")
+        now = datetime.now(UTC)
+        self.sql("UPDATE keys SET revoked_at = %s WHERE person_id = %s", now, self.revoked.id)
+        late = now - timedelta(seconds=1)
+        self.sql("UPDATE keys SET expires_at = %s WHERE person_id = %s", late, self.expired.id)
+        self.sql("UPDATE people SET disabled_at = %s WHERE id = %s", now, self.disabled.id)
+
+    # -- the other processes, by their own database roles
+
+    def sql(self, statement: str, *values: Any, role: str = "owner") -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.url(role), autocommit=True) as connection:
+            done = connection.execute(statement, values)
+            return done.fetchall() if done.description else []
+
+    def witnessed(self) -> None:
+        """The sweeper was here just now, and all was level."""
+        self.sql("UPDATE witness SET checked_at = clock_timestamp(), behind = NULL", role="sweep")
+
+    def sweep(self) -> None:
+        """A real comparison with the witness, as the sweeper makes it."""
+        engine = connect(self.url("sweep"), pool_size=1)
+        with Session(engine) as session, session.begin():
+            compare(session, self.shelf)
+        engine.dispose()
+
+    def checked(self, dataset: str, *, report: dict[str, Any] | None = None) -> None:
+        """The private side found the file to be as declared."""
+        self.sql(
+            "UPDATE datasets SET state = 'ready', checked_at = now(), report = %s WHERE id = %s",
+            Jsonb(report or {"clamped": 0}),
+            dataset,
+            role="train",
+        )
+
+    def job_row(self, job: str, **values: Any) -> None:
+        """The worker writes what a worker may write."""
+        names = ", ".join(f"{name} = %s" for name in values)
+        self.sql(f"UPDATE jobs SET {names} WHERE id = %s", *values.values(), job, role="train")
+
+    # -- flows
+
+    def register(self, who: Caller, **others: Any) -> dict[str, Any]:
+        body = {"name": "d", "schema": IMAGES, "nominal_size": 100, "budget": BUDGET} | others
+        answer = who.post("/v1/datasets", json=body)
+        assert answer.status_code == 201, answer.text
+        return answer.json()
+
+    def upload(self, who: Caller, id: str, *parts: bytes) -> None:
+        """Sends parts through signed addresses, as a client would."""
+        assert who.post(f"/v1/datasets/{id}/upload").status_code == 200
+        numbers = list(range(1, len(parts) + 1))
+        signed = who.post(f"/v1/datasets/{id}/upload/urls", json={"numbers": numbers}).json()["parts"]
+        for part, content in zip(signed, parts, strict=True):
+            assert httpx.put(part["url"], content=content, timeout=60).status_code == 200
+
+    def seal(self, who: Caller, id: str, content: bytes) -> httpx.Response:
+        told = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        return who.post(f"/v1/datasets/{id}/seal", json=told)
+
+    def sealed(self, who: Caller, content: bytes | None = None, **others: Any) -> dict[str, Any]:
+        content = content or os.urandom(64)
+        id = self.register(who, **others)["id"]
+        self.upload(who, id, content)
+        answer = self.seal(who, id, content)
+        assert answer.status_code == 202, answer.text
+        return answer.json()
+
+    def ready(self, who: Caller, content: bytes | None = None, **others: Any) -> dict[str, Any]:
+        """A dataset with an account, checked and open for jobs."""
+        dataset = self.sealed(who, content, **others)
+        self.checked(dataset["id"])
+        return who.get(f"/v1/datasets/{dataset['id']}").json()
+
+    def job(self, who: Caller, dataset: str, *, key: str | None = None, **others: Any) -> httpx.Response:
+        body = {"dataset": dataset, "plan": PLAN, "target": {"epsilon": 1.0}} | others
+        return who.post("/v1/jobs", json=body, headers={"Idempotency-Key": key} if key else {})
+
+    def balance(self, account: str) -> dict[str, int]:
+        """Straight from the table."""
+        found = self.sql("SELECT capacity, held, settled FROM accounts WHERE id = %s", account)
+        return dict(zip(("capacity", "held", "settled"), found[0], strict=True))
+
+
+@contextmanager
+def opened(servers: Servers, **settings: Any) -> Iterator[House]:
+    """A house of its own, with everybody in it."""
+    with fresh_database(servers) as url:
+        engine = connect(url("service"), pool_size=2)
+        chosen = settings_for(servers, url, **settings)
+        app = create_app(chosen)
+        with served(app) as anonymous:
+            house = House(servers, url, chosen, app, anonymous, engine)
+            house.populate()
+            house.witnessed()
+            yield house
+            for caller in house.people.values():
+                caller.close()
+        engine.dispose()
+
+
+def new_key() -> str:
+    return secrets.token_hex(16)
+
+
