@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from core.stores.vault import Vault
 from core.tables import Account, Dataset
 from privacy.plans import Plan, plan_from_dict
 from privacy.problems import Problem as PrivacyProblem
-from worker.claims import MOST_ATTEMPTS, Claim, Fenced, claim
+from worker.claims import LEASE, MOST_ATTEMPTS, Claim, Fenced, claim
 
 if TYPE_CHECKING:
     from worker.trainers import Training
@@ -53,13 +54,14 @@ class Trainer:
     private: PrivateStore
     vault: Vault
     stopping: threading.Event = field(default_factory=threading.Event)
+    lease: timedelta = LEASE
     checkpoint_seconds: float = 60.0
     beat_seconds: float = 2.0
     point: Callable[[str], object] = str  # named moments: does nothing here, tests end the process there
 
     def run(self, job_id: uuid.UUID) -> bool:
         """Works on a job if there is anything to do; True if it should be rung for again."""
-        held = claim(self.engine, job_id)
+        held = claim(self.engine, job_id, lease=self.lease)
         if held is None:
             _log.info("nothing_to_do", job_id=str(job_id))
             return False

@@ -1,0 +1,173 @@
+"""A stack of servers for the tests of workers alone: its vault has one witness, for one database."""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import numpy as np
+import psycopg
+import pytest
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from client.local.stack import Stack
+from core import ledger
+from core.database import connect
+from core.ledger import Move
+from core.settings import SweepSettings
+from core.stores import s3
+from core.stores.witness import WitnessShelf
+from core.tables import Account, Dataset, Entry, Job, Person
+from privacy.plans import Target, plan_from_dict
+from privacy.relation import Relation
+from worker import sweep
+
+SCHEMA = {"kind": "image", "height": 8, "width": 8, "channels": 1, "classes": ["dark", "light"]}
+
+
+def upload():
+    """Two classes that any generator can tell apart, as the bytes of an npz."""
+    labels = np.arange(200) % 2
+    pixels = np.where(labels[:, None, None] == 1, 220, 30) + np.arange(64).reshape(8, 8) % 7
+    body = io.BytesIO()
+    np.savez(body, x=pixels.astype(np.uint8), y=labels)
+    return body.getvalue()
+
+
+class Place:
+    """The servers and what a service and a sweeper would do on them."""
+
+    def __init__(self, stack):
+        self.stack = stack
+        self.engines = {
+            role: connect(stack.environment(role)["SLUICE_DATABASE_URL"])
+            for role in ("service", "train", "sweep")
+        }
+        values = {k.removeprefix("SLUICE_").lower(): v for k, v in stack.environment("sweep").items()}
+        self.sweep_settings = SweepSettings(**values)
+        self.shelf = WitnessShelf(s3.client_for(self.sweep_settings), "sluice-vault")
+        self.admin = s3.client(endpoint=stack.s3_endpoint, region="us-east-1", **stack.state["s3"]["admin"])
+        self.person = uuid.uuid4()
+        with Session(self.engines["service"]) as session, session.begin():
+            session.add(Person(id=self.person, name=f"carla-{self.person}", role="curator"))
+
+    def keep_witness(self):
+        sweep.keep_witness(self.engines["sweep"], self.shelf)
+
+    def dataset(self, *, epsilon=1000.0, state="ready", body=None, schema=SCHEMA):
+        body = upload() if body is None else body
+        key = f"datasets/{uuid.uuid4().hex}"
+        self.admin.put_object(Bucket="sluice-private", Key=key, Body=body)
+        with Session(self.engines["service"], expire_on_commit=False) as session, session.begin():
+            account = ledger.open_account(
+                session, relation=Relation.ADD_REMOVE, epsilon=epsilon, delta=1e-5, order=4,
+                move=Move(actor="carla", reason="test"),
+            )  # fmt: skip
+            dataset = Dataset(
+                id=uuid.uuid4(), owner_id=self.person, name="test", schema=schema, nominal_size=200,
+                relation="add_remove", epsilon=epsilon, delta=1e-5, order=4, account_id=account.id,
+                state=state, object_key=key, size=len(body), sha256=hashlib.sha256(body).digest(),
+                sealed_at=account.created_at,
+            )  # fmt: skip
+            session.add(dataset)
+        return dataset
+
+    def job(self, dataset=None, *, steps=6, epsilon=4.0, **changes):
+        dataset = dataset or self.dataset()
+        plan = plan_from_dict({"kind": "dpgan", "sampling_prob": 0.05, "expected_batch": 10, "steps": steps})
+        plan = plan.calibrated(
+            Target(epsilon=epsilon, delta=1e-5, relation=Relation.ADD_REMOVE, accountant="renyi")
+        )
+        id = uuid.uuid4()
+        with Session(self.engines["service"]) as session, session.begin():
+            account = session.get_one(Account, dataset.account_id)
+            cost = ledger.reserve(
+                session, account, plan.event(), job=id, readings={"renyi": epsilon, "pld": None},
+                move=Move(actor="carla", reason="test"),
+            )  # fmt: skip
+            values = {
+                "plan": plan.to_dict(), "event": plan.event().to_dict(), "cost": cost, "steps": steps,
+                "readings": {"renyi": epsilon, "pld": None}, "state": "queued",
+            } | changes  # fmt: skip
+            session.add(
+                Job(id=id, dataset_id=dataset.id, account_id=account.id, owner_id=self.person, **values)
+            )
+        self.keep_witness()
+        return id
+
+    def look(self, job):
+        with Session(self.engines["service"], expire_on_commit=False) as session:
+            return session.get_one(Job, job)
+
+    def ledger_of(self, job):
+        """Kinds of the rows that speak of a job, in order, with the account verified."""
+        with Session(self.engines["service"], expire_on_commit=False) as session:
+            found = session.get_one(Job, job)
+            account = session.get_one(Account, found.account_id)
+            assert ledger.verify(session, account) is None
+            rows = session.scalars(select(Entry.kind).where(Entry.job_id == job).order_by(Entry.number))
+            return list(rows)
+
+    def change(self, statement, *values):
+        with psycopg.connect(self.stack.owner_url, autocommit=True) as connection:
+            connection.execute(statement, values)
+
+    def vault_keys(self, prefix):
+        found = self.admin.list_objects_v2(Bucket="sluice-vault", Prefix=prefix).get("Contents", [])
+        return {entry["Key"]: entry["Size"] for entry in found}
+
+
+@pytest.fixture(scope="package")
+def place(tmp_path_factory):
+    memory = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else tmp_path_factory.mktemp("stack")
+    stack = Stack(memory / f"sluice-test-{uuid.uuid4().hex[:8]}", durable=False)
+    try:
+        stack.start_servers()
+        stack.prepare()
+        place = Place(stack)
+        yield place
+        for engine in place.engines.values():
+            engine.dispose()
+    finally:
+        stack.stop()
+        shutil.rmtree(stack.data, ignore_errors=True)
+
+
+class Mortal:
+    """A train worker process that forks one worker per order and says how each ended."""
+
+    def __init__(self, place):
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.worker.mortal"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).resolve().parents[2],
+            env=kept | place.stack.environment("train"),
+        )
+
+    def order(self, job, point=None, *, wait=True, **more):
+        """The exit status of a worker on this job (10: hand back), or its pid without waiting."""
+        self.process.stdin.write(json.dumps({"job": str(job), "point": point, "wait": wait, **more}) + "\n")
+        self.process.stdin.flush()
+        pid = json.loads(self.process.stdout.readline())["pid"]
+        return json.loads(self.process.stdout.readline())["status"] if wait else pid
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait(30)
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="package")
+def mortal(place):
+    mortal = Mortal(place)
+    yield mortal
+    mortal.close()

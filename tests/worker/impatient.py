@@ -1,0 +1,22 @@
+"""A train worker whose messages come back after SECONDS, though its jobs take longer."""
+
+import sys
+
+from core.queue import bell
+from core.settings import TrainSettings
+from worker import life
+from worker.train import make_trainer, register
+
+
+def main() -> None:
+    settings = life.settings_or_exit(TrainSettings, "train")
+    trainer, url = make_trainer(settings), str(settings.queue_url)
+    app = bell("train", url)
+    app.conf.broker_transport_options["visibility_timeout"] = int(sys.argv[1])
+    app.conf.broker_transport_options["unacked_restore_throttle"] = 1
+    register(app, trainer)
+    life.serve(app, trainer.engine, url, "train", stopping=trainer.stopping)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""A paid job ends trained or in a named fault, with one charge, whenever and however its worker dies."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+from sqlalchemy.exc import DBAPIError
+
+from core.queue import bell, ring
+from worker import sweep
+from worker.claims import Fenced, claim
+
+POINTS = [
+    "claimed", "planned", "witnessed", "opened", "fetching", "fetched", "read", "built", "records", "stepped",
+    "before checkpoint", "after checkpoint", "checkpointed", "followed", "diagnostics", "synthesizer",
+    "stored", "settled", "wiped",
+]  # fmt: skip
+# (point, which time): first, somewhere in the middle, and on the second attempt where there is one
+MOMENTS = [(point, 1) for point in POINTS] + [
+    ("stepped", 3), ("stepped", 6), ("before checkpoint", 4), ("after checkpoint", 4), ("checkpointed", 4),
+    ("checkpointed", 6),
+]  # fmt: skip
+
+
+def finish(place, mortal, job, seconds=60):
+    """Works on the job as rung for again and again, until it ends."""
+    end = time.monotonic() + seconds
+    while place.look(job).state in ("queued", "running"):
+        assert time.monotonic() < end, "not finished in time"
+        mortal.order(job)
+    return place.look(job)
+
+
+def test_a_job_is_trained_settled_and_leaves_nothing_but_its_synthesizer(place, mortal):
+    job = place.job(steps=6)
+    assert mortal.order(job) == 0
+    row = place.look(job)
+    assert (row.state, row.fault, row.step, row.fence) == ("trained", None, 6, 1)
+    assert row.opened_at < row.finished_at
+    assert place.ledger_of(job) == ["reserve", "settle"]
+    assert set(place.vault_keys(row.synthesizer_key)) == {
+        row.synthesizer_key + "synthesizer.json",
+        row.synthesizer_key + "synthesizer.safetensors",
+    }
+    assert all(size == 0 for size in place.vault_keys(f"checkpoints/{job}").values())
+    [diagnostics] = place.vault_keys(f"diagnostics/{job}")
+    body = place.admin.get_object(Bucket="sluice-vault", Key=diagnostics)["Body"].read()
+    assert [json.loads(line)["step"] for line in body.splitlines()] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(("point", "count"), MOMENTS)
+def test_kill_9_anywhere_and_the_job_ends_trained_under_one_charge(point, count, place, mortal):
+    job = place.job(steps=6)
+    assert mortal.order(job, point, count=count) == -signal.SIGKILL
+    row = place.look(job)
+    opened_before = POINTS.index(point) >= POINTS.index("opened")
+    assert (row.opened_at is not None) == opened_before
+    row = finish(place, mortal, job)
+    assert (row.state, row.step) == ("trained", 6)
+    assert place.ledger_of(job) == ["reserve", "settle"]
+    assert row.fence == (1 if point in ("settled", "wiped") else 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("_", range(3))
+@pytest.mark.parametrize(("point", "count"), MOMENTS)
+def test_kill_9_anywhere_more_often(point, count, _, place, mortal):
+    test_kill_9_anywhere_and_the_job_ends_trained_under_one_charge(point, count, place, mortal)
+
+
+def test_it_goes_on_from_its_checkpoint_not_from_the_start(place, mortal):
+    job = place.job(steps=6)
+    assert mortal.order(job, "checkpointed", count=4) == -signal.SIGKILL
+    assert place.look(job).checkpoint == 1
+    time.sleep(2.1)  # the lease has to run out: that is the promise
+    assert mortal.order(job, "stepped", count=3) == 0  # only two steps were left
+    assert place.look(job).state == "trained"
+
+
+def test_every_attempt_dying_ends_in_a_named_fault_and_one_charge(place, mortal):
+    job = place.job(steps=6)
+    assert mortal.order(job, "opened") == -signal.SIGKILL
+    place.change("UPDATE jobs SET fence = 20, lease_until = now() - interval '1 s' WHERE id = %s", job)
+    sweep.end_hopeless(place.engines["sweep"])
+    row = place.look(job)
+    assert (row.state, row.fault) == ("failed", "lost")
+    assert place.ledger_of(job) == ["reserve", "settle"]
+
+
+def test_a_job_lost_before_its_records_were_opened_costs_nothing(place, mortal):
+    job = place.job(steps=6)
+    assert mortal.order(job, "planned") == -signal.SIGKILL
+    place.change("UPDATE jobs SET fence = 20, lease_until = now() - interval '1 s' WHERE id = %s", job)
+    sweep.end_hopeless(place.engines["sweep"])
+    assert (place.look(job).fault, place.ledger_of(job)) == ("lost", ["reserve", "void"])
+
+
+def test_nothing_is_read_before_the_charge_is_witnessed_outside_the_database(place, mortal):
+    """The witness is behind: the worker waits, opens nothing, and hands the job back."""
+    dataset = place.dataset()
+    place.keep_witness()
+    kept, place.keep_witness = place.keep_witness, lambda: None
+    try:
+        job = place.job(dataset)
+        assert mortal.order(job) == 10
+        row = place.look(job)
+        assert (row.state, row.opened_at) == ("queued", None)
+    finally:
+        place.keep_witness = kept
+    place.keep_witness()
+    assert finish(place, mortal, job).state == "trained"
+
+
+def test_a_zombie_that_wakes_after_its_lease_changes_nothing(place, mortal):
+    job = place.job(steps=6)
+    zombie = mortal.order(job, "stepped", count=2, end="stop", wait=False)
+    wait_stopped(zombie)
+    time.sleep(2.1)  # past its lease
+    second = claim(place.engines["train"], job)
+    assert second.fence == 2
+    second.hand_back()
+    row = finish(place, mortal, job)
+    assert (row.state, row.fence) == ("trained", 3)
+    before = place.vault_keys("synthesizers/")
+    os.kill(zombie, signal.SIGCONT)
+    wait_gone(zombie)
+    after = place.look(job)
+    assert (after.state, after.fence, after.synthesizer_key, after.step) == (
+        row.state,
+        3,
+        row.synthesizer_key,
+        6,
+    )
+    assert place.ledger_of(job) == ["reserve", "settle"]
+    assert place.vault_keys("synthesizers/") == before
+
+
+def wait_stopped(pid):
+    wait_for(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+
+
+def wait_gone(pid):
+    wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+
+def wait_for(what, seconds=60):
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_an_older_fence_is_refused_at_every_write(place):
+    job = place.job()
+    first = claim(place.engines["train"], job)
+    place.change("UPDATE jobs SET lease_until = now() - interval '1 s' WHERE id = %s", job)
+    second = claim(place.engines["train"], job)
+    for write in (
+        lambda: first.beat(1),
+        first.open,
+        first.checkpointed,
+        first.hand_back,
+        lambda: first.trained(synthesizer_key="mine", synthesizer_sha256=b"", steps=6),
+        lambda: first.failed("diverged"),
+    ):
+        with pytest.raises((Fenced, AttributeError)):
+            write()
+    assert place.look(job).fence == second.fence == 2
+    assert place.ledger_of(job) == ["reserve"]
+
+
+def test_a_second_delivery_a_forged_id_and_an_ended_job_find_nothing_to_do(place, mortal):
+    job = place.job()
+    held = claim(place.engines["train"], job)
+    assert claim(place.engines["train"], job) is None
+    assert claim(place.engines["train"], uuid.uuid4()) is None
+    held.hand_back()
+    assert mortal.order(job) == 0
+    synthesizer = place.look(job).synthesizer_key
+    assert mortal.order(job) == 0
+    row = place.look(job)
+    assert (row.fence, row.synthesizer_key) == (2, synthesizer)
+    assert place.ledger_of(job) == ["reserve", "settle"]
+
+
+def test_a_drained_worker_saves_hands_back_and_the_next_one_goes_on(place, mortal):
+    job = place.job(steps=6)
+    assert mortal.order(job, "stepped", count=3, end="drain") == 10
+    row = place.look(job)
+    assert (row.state, row.checkpoint, row.lease_until) == ("queued", 1, None)
+    row = finish(place, mortal, job)
+    assert (row.state, row.fence) == ("trained", 2)
+
+
+def test_cancel_stops_a_running_job_and_the_charge_stays(place, mortal):
+    job = place.job(steps=200_000)
+    pid = mortal.order(job, wait=False)
+    while place.look(job).step == 0:
+        time.sleep(0.05)
+    place.change("UPDATE jobs SET cancel_asked_at = now() WHERE id = %s", job)
+    wait_gone(pid)
+    row = place.look(job)
+    assert (row.state, row.fault) == ("cancelled", "cancelled")
+    assert row.step < 200_000
+    assert place.ledger_of(job) == ["reserve", "settle"]
+    assert all(size == 0 for size in place.vault_keys(f"checkpoints/{job}").values())
+
+
+def test_a_plan_that_is_not_what_was_paid_for_opens_nothing(place, mortal):
+    good = place.look(place.job(steps=6))
+    cheaper = good.plan | {"noise_multiplier": good.plan["noise_multiplier"] / 2}
+    for changes in ({"plan": cheaper}, {"steps": 7}, {"cost": 1}, {"plan": {"kind": "dpgan"}}):
+        job = place.job(steps=6, **changes) if "cost" not in changes else None
+        if job is None:  # the ledger row stays at the true cost, so only the job's own claim is wrong
+            continue
+        assert mortal.order(job) == 0
+        row = place.look(job)
+        assert (row.state, row.fault, row.opened_at) == ("failed", "accounting-mismatch", None)
+        assert place.ledger_of(job) == ["reserve", "void"]
+
+
+def test_records_that_are_not_the_declared_ones_end_the_job_in_a_fault(place, mortal):
+    dataset = place.dataset()
+    place.admin.put_object(Bucket="sluice-private", Key=dataset.object_key, Body=b"something else")
+    job = place.job(dataset)
+    assert mortal.order(job) == 0
+    row = place.look(job)
+    assert (row.state, row.fault) == ("failed", "schema-mismatch")
+    assert place.ledger_of(job) == ["reserve", "settle"]
+
+
+def test_what_is_fixed_about_a_job_cannot_be_changed_by_a_worker(place, mortal):
+    job = place.job()
+    assert mortal.order(job) == 0
+    for statement in ("opened_at = NULL", "state = 'queued'", "fence = 0", "cost = 0"):
+        with pytest.raises((DBAPIError, Exception), match="stays as it is"):
+            place.change(f"UPDATE jobs SET {statement} WHERE id = %s", job)
+
+
+@pytest.mark.parametrize(
+    ("visible", "steps"),
+    [(2, 1500), pytest.param(5, 10_000, marks=pytest.mark.long)],
+    ids=["short", "minute"],
+)
+def test_messages_that_come_back_during_a_job_start_nothing(visible, steps, place):
+    """Two workers, and a job longer than the queue waits: one training, one charge."""
+    job = place.job(steps=steps)
+    command = [sys.executable, "-m", "tests.worker.impatient", str(visible)]
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
+    environment = kept | place.stack.environment("train")
+    root = Path(__file__).resolve().parents[2]
+    workers = [
+        subprocess.Popen(command, env=environment, cwd=root, stderr=subprocess.PIPE, text=True) for _ in "ab"
+    ]
+    try:
+        ring(bell("train", place.stack.environment("service")["SLUICE_QUEUE_URL"]), "train.run", job)
+        wait_for(lambda: place.look(job).state == "trained", seconds=300)
+    finally:
+        for worker in workers:
+            worker.terminate()
+        said = "".join(worker.communicate(timeout=60)[1] for worker in workers)
+    assert said.count('"job_claimed"') == 1
+    assert said.count('"nothing_to_do"') >= 1, "the message never came back: the test proves nothing"
+    assert place.look(job).fence == 1
+    assert place.ledger_of(job) == ["reserve", "settle"]
