@@ -100,7 +100,7 @@ def test_from_registration_to_a_settled_job_through_a_worker_that_dies(site):
 
 @pytest.mark.parametrize("server", ["postgres", "valkey", "s3"])
 def test_servers_killed_at_random_during_jobs(server, site):
-    """Ten kills, the queue also emptied: each job ends trained under one charge, within a minute of the last."""
+    """Ten kills, the queue also emptied: each job ends trained under one charge, soon after the last."""
     chance = random.Random(server)
     dataset = site.dataset()
     jobs = []
