@@ -98,6 +98,7 @@ def curve(event: Event, relation: Relation) -> Array:
                 f"Epsilon is beyond {ABSURD:.0f}, which protects nobody; add noise or take fewer steps."
             )
         total += count * pair_curve(pair, count)
+    total.setflags(write=False)
     return total
 
 

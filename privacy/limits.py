@@ -9,6 +9,7 @@ import json
 import os
 import resource
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -16,18 +17,22 @@ from typing import IO, Any, cast
 
 from privacy.problems import EvaluationsDisagree, Problem, TooCostlyToAccount
 
-SECONDS = 20.0
+# Seconds of computing a question may take, and of waiting for the answer on a busy machine.
+SECONDS = 10.0
+PATIENCE = 60.0
 # Address space, most of it mapped libraries; the largest question uses a quarter of it.
 BYTES = 2 * 2**30
 SERVE = "from privacy.limits import serve; serve()"
 
 lock = threading.Lock()
 running: subprocess.Popen[str] | None = None
+owner = 0
 
 
 def start() -> subprocess.Popen[str]:
-    global running
-    if running is None or running.poll() is not None:
+    """The process, started if there is none. After a fork the pipes are the parent's: begin anew."""
+    global running, owner
+    if running is None or owner != os.getpid() or running.poll() is not None:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -42,14 +47,14 @@ def start() -> subprocess.Popen[str]:
             text=True,
             env=environment,
         )
-        running.mypid = os.getpid()  # type: ignore[attr-defined]
+        owner = os.getpid()
     return running
 
 
 def stop() -> None:
     """Ends the process, if this one started it."""
     global running
-    if running is not None and getattr(running, "mypid", None) == os.getpid():
+    if running is not None and owner == os.getpid():
         running.kill()
         running.communicate()
     running = None
@@ -64,19 +69,16 @@ def warm_up() -> None:
         start()
 
 
-def ask(request: dict[str, Any], *, seconds: float = SECONDS) -> float:
+def ask(request: dict[str, Any], *, patience: float = PATIENCE) -> float:
     """Has the other process compute an answer, or refuses with a named problem."""
     with lock:
-        if getattr(running, "mypid", os.getpid()) != os.getpid():
-            forget()
         process = start()
         try:
-            reply = exchange(process, json.dumps(request), seconds)
+            reply = exchange(process, json.dumps(request), patience)
         except (OSError, ValueError):
             stop()
             raise TooCostlyToAccount(
-                f"The exact accountant ran out of its {seconds:.0f} s or its memory; "
-                "add noise, take fewer steps, or read by Rényi."
+                "The exact accountant ran out of time or memory; add noise, or read by Rényi."
             ) from None
     if "problem" in reply:
         raise TooCostlyToAccount(reply["problem"])
@@ -87,30 +89,30 @@ def ask(request: dict[str, Any], *, seconds: float = SECONDS) -> float:
     return float(reply["epsilon"])
 
 
-def forget() -> None:
-    """After a fork the pipes belong to the parent; leave them alone and begin anew."""
-    global running
-    running = None
-
-
-def exchange(process: subprocess.Popen[str], line: str, seconds: float) -> dict[str, Any]:
+def exchange(process: subprocess.Popen[str], line: str, patience: float) -> dict[str, Any]:
     sink, source = cast(IO[str], process.stdin), cast(IO[str], process.stdout)
     sink.write(line + "\n")
     sink.flush()
     with selectors.DefaultSelector() as selector:
         selector.register(source, selectors.EVENT_READ)
-        if not selector.select(seconds):
+        if not selector.select(patience):
             raise TimeoutError
     reply: dict[str, Any] = json.loads(source.readline())
     return reply
 
 
+def out_of_time(*_: object) -> None:
+    raise TooCostlyToAccount(f"The exact accountant took over {SECONDS:.0f} s; add noise or read by Rényi.")
+
+
 def serve(source: IO[str] = sys.stdin, sink: IO[str] = sys.stdout) -> None:
     """The loop of the other process. Its input ends when the one that asks does."""
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+    signal.signal(signal.SIGPROF, out_of_time)
     from privacy import pld
 
     for line in source:
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
             reply: dict[str, object] = {"epsilon": pld.answer(json.loads(line))}
         except Problem as problem:
@@ -119,4 +121,5 @@ def serve(source: IO[str] = sys.stdin, sink: IO[str] = sys.stdout) -> None:
             reply = {"problem": "The exact accountant ran out of memory; add noise or read by Rényi."}
         except Exception as error:
             reply = {"fault": type(error).__name__}
+        signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(reply), file=sink, flush=True)

@@ -33,7 +33,7 @@ from privacy.relation import Relation
 from privacy.renyi import log_ratio
 from privacy.special import BEYOND, Array, log_expm1, log_gaussian_delta, projected_squares
 
-MOST_POINTS = 2**20
+MOST_POINTS = 2**18
 # Standard deviations of noise beyond which a tail is put at infinite loss: a mass of 1e-23.
 REACH = 10.0
 # What one Fourier transform raised to a power T can misplace, per step, in total variation.
@@ -70,7 +70,8 @@ def compute(events: tuple[Event, ...], *, delta: float, relation: Relation) -> f
     """Epsilon of the composed pairs, the worse of the two directions."""
     pairs = merged([pair for event in events for pair in dominating(event, relation)])
     widest = renyi_reading(events, delta=1e-10, relation=relation).epsilon
-    grid = max(min(step_width(pair) for pair in pairs), 2 * widest / MOST_POINTS)
+    finest = max(2 * widest, *(4 * highest_loss(pair) for pair in pairs)) / MOST_POINTS
+    grid = max(finest, min(step_width(pair) for pair in pairs))
     slack = ROUNDING * sum(pairs.values())
     directions = [False, True] if any(isinstance(pair, OneSided) for pair in pairs) else [False]
     if sum(pairs.values()) == 1:
@@ -136,7 +137,7 @@ def direction_epsilon(pairs: dict[Pair, int], grid: float, delta: float, *, addi
             shortest = min(high, -math.log1p(-pair.sampling_prob))
             low, high = (high, shortest) if adding else (shortest, high)
         first, last = math.floor(-low / grid) - 1, math.ceil(high / grid) + 1
-        if last - first > 8 * MOST_POINTS:
+        if last - first > MOST_POINTS:
             raise TooCostlyToAccount(
                 "The losses span too wide a range; add noise or compose fewer kinds of event."
             )

@@ -1,5 +1,6 @@
 """The exact accountant: sound against the library's own, bounded in time and memory."""
 
+import json
 import random
 import resource
 import subprocess
@@ -109,7 +110,7 @@ def test_a_question_past_its_time_is_refused_and_the_next_is_answered():
     event = PoissonGaussian(query=Query.SUM, bound=1.0, noise_stddev=1.0, steps=1000, sampling_prob=0.01)
     request = {"events": [event.to_dict()], "delta": 1e-5, "relation": "add_remove"}
     with pytest.raises(TooCostlyToAccount):
-        limits.ask(request, seconds=0.0)
+        limits.ask(request, patience=0.0)
     assert limits.ask(request) == pytest.approx(
         pld.compute((event,), delta=1e-5, relation=Relation.ADD_REMOVE)
     )
@@ -142,23 +143,48 @@ HOSTILE = [
 @pytest.mark.parametrize("relation", [*Relation])
 def test_hostile_plans_are_refused_before_anything_is_computed(plan, relation, monkeypatch):
     monkeypatch.setattr(limits, "ask", lambda request: pytest.fail("screening let it through"))
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(TooCostlyToAccount):
         plan.reading(delta=1e-5, relation=relation, accountant=Accountant.PLD)
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
 
 
 def test_a_hostile_plan_is_refused_within_two_seconds_and_half_a_gigabyte():
+    """Seconds of computing; bench/accounting.py holds it to two seconds by the clock on an idle machine."""
     command = [sys.executable, "-m", "client.quote", "sinkhorn", "--rate", "0.9", "--noise", "0.001"]
-    started = time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [*command, "--steps", "1000000000", "--delta", "1e-5", "--json"],
         capture_output=True,
         text=True,
         check=False,
     )
-    elapsed = time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 2
     assert "too-costly-to-account" in done.stdout
-    assert elapsed < 4  # two seconds on an idle machine; bench/accounting.py holds it to that
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 500_000
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2
+    assert after.ru_maxrss < 500_000
+
+
+def test_a_question_that_computes_too_long_is_given_up():
+    """In a process of its own, with next to no time allowed."""
+    event = PoissonGaussian(query=Query.SUM, bound=1.0, noise_stddev=1.0, steps=10**6, sampling_prob=0.01)
+    request = json.dumps({"events": [event.to_dict()], "delta": 1e-5, "relation": "add_remove"})
+    script = "from privacy import limits; limits.SECONDS = 0.01; limits.serve()"
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=request + "\n", capture_output=True, text=True, check=True
+    )
+    assert "took over" in json.loads(done.stdout)["problem"]
+
+
+def test_a_question_that_wants_too_much_memory_is_given_up():
+    event = PoissonGaussian(query=Query.SUM, bound=1.0, noise_stddev=1.0, steps=10**6, sampling_prob=0.01)
+    request = json.dumps({"events": [event.to_dict()], "delta": 1e-5, "relation": "add_remove"})
+    script = (
+        "from privacy import limits, pld; "
+        "pld.compute = lambda *a, **k: float(len(bytearray(4 * 2**30))); limits.serve()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=request + "\n", capture_output=True, text=True, check=True
+    )
+    assert "memory" in json.loads(done.stdout)["problem"]
