@@ -1,0 +1,114 @@
+"""Real API processes on a database of the test's own, with a doorbell nobody answers."""
+
+import secrets
+import sys
+import urllib.request
+import uuid
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+import psycopg
+from sqlalchemy import func, update
+from sqlalchemy.orm import Session
+
+from client.local.child import Child
+from client.local.servers import Valkey
+from client.local.state import ROLES
+from core import ledger
+from core.database import connect
+from core.people import Role, add_person, issue_key
+from core.tables import Dataset, Witness
+from privacy.account import cost_as_epsilon
+from privacy.relation import Relation
+from tests.e2e.driving import free_port
+
+DELTA, ORDER = 1e-5, 8
+
+
+@contextmanager
+def own_database(servers):
+    """Like the fixture `database`, for a whole module; one at a time, since connections are limited."""
+    name = f"t_{uuid.uuid4().hex}"
+    with psycopg.connect(servers.owner_url.rsplit("/", 1)[0] + "/postgres", autocommit=True) as admin:
+        admin.execute("SELECT pg_advisory_lock(2), pg_advisory_lock(1)")
+        admin.execute(f"CREATE DATABASE {name} TEMPLATE sluice")
+        admin.execute("SELECT pg_advisory_unlock(1)")
+
+        def url(role):
+            environment = servers.environments.get(role, {"SLUICE_DATABASE_URL": servers.owner_url})
+            return environment["SLUICE_DATABASE_URL"].rsplit("/", 1)[0] + f"/{name}"
+
+        yield url
+        admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@contextmanager
+def api_processes(count, directory, environment, database):
+    """So many `python -m service`, ready to be asked; gives their addresses and process ids."""
+    (directory / "log").mkdir()
+    children, addresses = [], []
+    # A doorbell of their own: what is rung here must not reach the workers of other tests.
+    queue = {"ports": [0, free_port()], "queue": {role: secrets.token_urlsafe() for role in ROLES}}
+    valkey = Valkey(directory, queue, durable=False)
+    own = {"SLUICE_DATABASE_URL": database("service"), "SLUICE_QUEUE_URL": valkey.url("service")}
+    try:
+        children.append(valkey.child())
+        children[0].start()
+        for number in range(count):
+            port = free_port()
+            addresses.append(f"http://127.0.0.1:{port}")
+            children.append(
+                Child(
+                    name=f"service {number}",
+                    command=[sys.executable, "-m", "service", "--port", str(port)],
+                    log=directory / f"log/service-{number}.log",
+                    probe=lambda at=addresses[-1]: urllib.request.urlopen(f"{at}/healthz", timeout=2).close(),
+                    environment=environment | own,
+                )
+            )
+            children[-1].start()
+        for child in children:
+            child.wait_ready(lambda: False)
+        yield addresses, [child.process.pid for child in children[1:]]
+    finally:
+        for child in reversed(children):
+            child.stop()
+
+
+class Site:
+    """What an admin and a curator would have set up before, written straight to the tables."""
+
+    def __init__(self, database):
+        self.engine = connect(database("owner"))
+
+    def person(self, name, role):
+        """A new person's id and the text of a key."""
+        with Session(self.engine) as session, session.begin():
+            person = add_person(session, name=name, role=Role(role))
+            return person.id, issue_key(session, person, label="test", days=1)[1]
+
+    def level(self):
+        """As if the sweeper had just compared the ledger with its witness."""
+        with Session(self.engine) as session, session.begin():
+            session.execute(update(Witness).values(checked_at=func.clock_timestamp()))
+
+    def ready_dataset(self, owner, *, capacity):
+        """A checked dataset whose account has room for this cost, or the least bit more."""
+        epsilon = cost_as_epsilon(capacity, delta=DELTA, order=ORDER) * (1 + 1e-9)
+        with Session(self.engine, expire_on_commit=False) as session, session.begin():
+            account = ledger.open_account(
+                session,
+                relation=Relation.ADD_REMOVE,
+                epsilon=epsilon,
+                delta=DELTA,
+                order=ORDER,
+                move=ledger.Move(actor="test", reason="set up"),
+            )
+            dataset = Dataset(
+                id=uuid.uuid4(), owner_id=owner, name="made for a test", schema={}, nominal_size=1000,
+                relation="add_remove", epsilon=epsilon, delta=DELTA, order=ORDER, account_id=account.id,
+                state="ready", object_key=uuid.uuid4().hex, size=1, sha256=secrets.token_bytes(32),
+                sealed_at=datetime.now(UTC),
+            )  # fmt: skip
+            session.add(dataset)
+        return dataset, account
