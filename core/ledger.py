@@ -5,7 +5,8 @@ before it, in the same transaction. docs/guarantees.md#ledger.
 """
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +15,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from core.errors import Problem
-from core.tables import Account, Entry
+from core.tables import Account, Entry, Job
 from privacy.account import capacity as capacity_of
 from privacy.accountant import cost as cost_of
 from privacy.balance import GENESIS, Balance, Broken, digest, fold
@@ -32,6 +33,10 @@ class BudgetNotRaised(Problem):
 
 class NothingReserved(Problem):
     status, slug, title = 409, "nothing-reserved", "This job holds nothing in the account"
+
+
+class RecordsOpened(Problem):
+    status, slug, title = 409, "records-opened", "This job has opened its records"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +68,7 @@ def open_account(
     session.add(account)
     session.flush()
     [(number, head, at)] = session.execute(_touch(account.id).values(moves=Account.moves + 1)).all()
-    _append(session, account.id, number, head, at, kind="grant", cost=room, move=move)
+    _append(session, account.id, number, head, at, kind="grant", cost=room, move=move, terms=_terms(account))
     session.refresh(account)
     return account
 
@@ -107,7 +112,7 @@ def settle(session: Session, account_id: uuid.UUID, *, job: uuid.UUID, move: Mov
 
 
 def void(session: Session, account_id: uuid.UUID, *, job: uuid.UUID, move: Move) -> None:
-    """Gives a promise back. The database refuses once the job's records were opened."""
+    """Gives a promise back, unless the job's records were opened; the database refuses that too."""
     _end(session, account_id, job=job, kind="void", move=move)
 
 
@@ -116,6 +121,10 @@ def _end(session: Session, account_id: uuid.UUID, *, job: uuid.UUID, kind: str, 
     reserved = session.scalars(select(Entry.cost).where(*mine, Entry.kind == "reserve")).one_or_none()
     if reserved is None:
         raise NothingReserved("This job never held anything in this account.")
+    # The job is locked before the account, as a worker does: no two wait for each other.
+    opened = session.scalars(select(Job.opened_at).where(Job.id == job).with_for_update(key_share=True))
+    if opened.one_or_none() is not None and kind == "void":
+        raise RecordsOpened("The job opened its records, so what it costs is spent.")
     # Asked under the account's lock: two ends of one job cannot both see none.
     session.execute(select(Account.id).where(Account.id == account_id).with_for_update())
     if session.scalars(select(Entry.kind).where(*mine, Entry.kind.in_(("settle", "void")))).one_or_none():
@@ -139,16 +148,39 @@ def raise_budget(session: Session, account: Account, *, epsilon: float, move: Mo
     moved = session.execute(larger).one_or_none()
     if moved is None:
         raise BudgetNotRaised(f"The budget is already {account.epsilon:g}; name a larger epsilon.")
-    _append(session, account.id, *moved, kind="grant", cost=room - before, move=move)
+    terms = _terms(account) | {"epsilon": epsilon}
+    _append(session, account.id, *moved, kind="grant", cost=room - before, move=move, terms=terms)
 
 
-def forfeit(session: Session, account: Account, *, cost: int, move: Move) -> None:
-    """Charges what a witness knows was spent and this database has forgotten; at most all that is left."""
-    lost = min(cost, account.left)
+def forfeit(session: Session, account: Account, *, cost: int, move: Move) -> list[uuid.UUID]:
+    """Charges what a witness knows was spent and this database has forgotten; at most all that is left.
+
+    What is promised becomes final too: those jobs may have run and been published after the backup was
+    taken, so giving back is over for them. Returns their ids; the caller ends them.
+    """
+    mine = select(Entry.job_id).where(Entry.account_id == account.id, Entry.job_id.is_not(None))
+    reserved, ended = mine.where(Entry.kind == "reserve"), mine.where(Entry.kind.in_(("settle", "void")))
+    promised = select(Job.id).where(Job.id.in_(reserved), Job.id.not_in(ended)).order_by(Job.id)
+    jobs = list(session.scalars(promised.with_for_update(key_share=True)))
+    for job in jobs:
+        settle(session, account.id, job=job, move=move)
+    left = select(Account.capacity - Account.held - Account.settled).where(Account.id == account.id)
+    lost = max(0, min(cost, session.scalars(left.with_for_update()).one()))
     moved = session.execute(
         _touch(account.id).values(settled=Account.settled + lost, moves=Account.moves + 1)
     ).one()
     _append(session, account.id, *moved, kind="settle", cost=lost, move=move)
+    return jobs
+
+
+def _terms(account: Account) -> dict[str, Any]:
+    """What a grant rests on, kept in its row so that the chain covers it."""
+    return {
+        "relation": str(account.relation),
+        "epsilon": account.epsilon,
+        "delta": account.delta,
+        "order": account.order,
+    }
 
 
 def _touch(account_id: uuid.UUID) -> Any:
@@ -174,10 +206,11 @@ def _append(
     job: uuid.UUID | None = None,
     event: dict[str, Any] | None = None,
     readings: dict[str, Any] | None = None,
+    terms: dict[str, Any] | None = None,
 ) -> None:
     entry = Entry(
         account_id=account_id, number=number, kind=kind, cost=cost, job_id=job, event=event,
-        readings=readings, actor=move.actor, reason=move.reason, at=at, previous=head,
+        readings=readings, terms=terms, actor=move.actor, reason=move.reason, at=at, previous=head,
     )  # fmt: skip
     entry.digest = digest(head, as_row(entry))
     session.add(entry)
@@ -200,6 +233,7 @@ def as_row(entry: Entry) -> dict[str, Any]:
         "job": str(entry.job_id) if entry.job_id else None,
         "event": entry.event,
         "readings": entry.readings,
+        "terms": entry.terms,
         "actor": entry.actor,
         "reason": entry.reason,
         "at": entry.at.astimezone(UTC).isoformat(timespec="microseconds"),
@@ -211,17 +245,40 @@ def as_row(entry: Entry) -> dict[str, Any]:
 def rows(session: Session, account_id: uuid.UUID) -> Iterator[dict[str, Any]]:
     """All rows of an account in order, a few at a time."""
     query = select(Entry).where(Entry.account_id == account_id).order_by(Entry.number)
-    for entry in session.scalars(query.execution_options(yield_per=1000)):
-        yield as_row(entry)
+    with session.scalars(query.execution_options(yield_per=1000, populate_existing=True)) as found:
+        for entry in found:
+            yield as_row(entry)
 
 
 def verify(session: Session, account: Account) -> Broken | None:
     """Walks the chain and the sums; the first row that does not follow, or None."""
-    balance, head, number, broken = fold(rows(session, account.id))
+    # One statement sees one moment: an account that moves meanwhile is not taken for a broken one.
+    query = (
+        select(Account, Entry)
+        .join(Entry, Entry.account_id == Account.id, isouter=True)
+        .where(Account.id == account.id)
+        .order_by(Entry.number)
+        .execution_options(yield_per=1000, populate_existing=True)
+    )
+    terms: dict[str, Any] | None = None
+
+    def walk() -> Generator[dict[str, Any]]:
+        nonlocal account, terms
+        with session.execute(query) as found:
+            for now, entry in found:
+                account = now
+                if entry is not None:
+                    terms = entry.terms or terms
+                    yield as_row(entry)
+
+    with closing(walk()) as steps:  # a walk that ends early lets go of its cursor
+        balance, head, number, broken = fold(steps)
     if broken:
         return broken
     if (number, head) != (account.moves, account.head):
         return Broken(number=number + 1, why="rows are missing at the end")
     if balance != Balance(capacity=account.capacity, held=account.held, settled=account.settled):
         return Broken(number=number, why="the account's balance is not the sum of its rows")
+    if terms != _terms(account):
+        return Broken(number=number, why="the account's terms are not those it was granted under")
     return None

@@ -132,6 +132,9 @@ class Job(Base):
     steps: Mapped[int]
     fence: Mapped[int] = mapped_column(server_default="0")
     lease_until: Mapped[datetime | None]
+    checkpoint: Mapped[int | None]
+    synthesizer_key: Mapped[str | None]
+    synthesizer_sha256: Mapped[bytes | None]
     created_at: Mapped[datetime] = _now()
     started_at: Mapped[datetime | None]
     opened_at: Mapped[datetime | None]
@@ -151,6 +154,7 @@ class Entry(Base):
     job_id: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("jobs.id"))
     event: Mapped[dict[str, Any] | None]
     readings: Mapped[dict[str, Any] | None]
+    terms: Mapped[dict[str, Any] | None]
     actor: Mapped[str]
     reason: Mapped[str]
     at: Mapped[datetime]

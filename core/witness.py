@@ -36,7 +36,8 @@ class Shelf(Protocol):
 
 def require_level(session: Session) -> None:
     """Stops whatever would grant or reserve unless the ledger was lately found level with its witness."""
-    fresh = Witness.checked_at > func.now() - FRESH
+    # A time from the future is as little worth as an old one: a clock was set back.
+    fresh = Witness.checked_at.between(func.now() - FRESH, func.now() + FRESH)
     behind, generation, fresh_now = session.execute(select(Witness.behind, Witness.generation, fresh)).one()
     if behind is not None:
         raise LedgerBehindWitness(
@@ -62,13 +63,14 @@ def compare(session: Session, shelf: Shelf) -> None:
     lost = {
         id: then["spent"] for id, then in seen["accounts"].items() if _behind(session, accounts.get(id), then)
     }
-    if lost and row.acknowledged < generation:
+    if lost and row.acknowledged != generation:
         behind = {"generation": generation, "accounts": lost}
     else:
         behind = None
         now = {id: _state(account) for id, account in accounts.items()}
         if now != seen["accounts"]:
-            generation += 1
+            # Never a number that was used before, even where the witness itself was put back.
+            generation = max(generation, row.generation, row.acknowledged) + 1
             shelf.write(json.dumps({"generation": generation, "accounts": now}).encode())
     session.execute(
         update(Witness).values(checked_at=func.clock_timestamp(), generation=generation, behind=behind)

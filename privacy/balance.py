@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any
 
 GENESIS = bytes(32)
@@ -58,10 +59,10 @@ def digest(previous: bytes, row: Mapping[str, Any]) -> bytes:
 
 
 def _canonical(value: Any) -> Any:
-    """Whole numbers without a point: a database gives 1e16 back as an integer, and -0.0 as 0.0."""
+    """Whole numbers by their digits: a database gives 1e16 back as an integer, and -0.0 as 0.0."""
     match value:
         case float() if value.is_integer():
-            return int(value)
+            return int(Decimal(repr(value)))
         case dict():
             return {name: _canonical(each) for name, each in value.items()}
         case list() | tuple():

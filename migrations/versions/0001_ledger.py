@@ -94,11 +94,15 @@ CREATE TABLE jobs (
     steps bigint NOT NULL,
     fence bigint NOT NULL DEFAULT 0,
     lease_until timestamptz,
+    checkpoint bigint,
+    synthesizer_key text,
+    synthesizer_sha256 bytea,
     created_at timestamptz NOT NULL DEFAULT now(),
     started_at timestamptz,
     opened_at timestamptz,
     finished_at timestamptz,
-    cancel_asked_at timestamptz
+    cancel_asked_at timestamptz,
+    UNIQUE (id, account_id, cost)
 );
 CREATE INDEX jobs_by_owner ON jobs (owner_id, created_at DESC, id DESC);
 CREATE INDEX jobs_unfinished ON jobs (state) WHERE state IN ('queued', 'running');
@@ -107,16 +111,21 @@ CREATE TABLE entries (
     number bigint NOT NULL CONSTRAINT entries_number CHECK (number >= 1),
     kind text NOT NULL CONSTRAINT entries_kind CHECK (kind IN ('grant', 'reserve', 'settle', 'void')),
     cost bigint NOT NULL CONSTRAINT entries_cost CHECK (cost >= 0),
-    job_id uuid REFERENCES jobs DEFERRABLE INITIALLY DEFERRED,
+    job_id uuid,
     event jsonb,
     readings jsonb,
+    terms jsonb,
     actor text NOT NULL,
     reason text NOT NULL,
     at timestamptz NOT NULL,
     previous bytea NOT NULL CONSTRAINT entries_previous CHECK (length(previous) = 32),
     digest bytea NOT NULL CONSTRAINT entries_digest CHECK (length(digest) = 32),
     PRIMARY KEY (account_id, number),
-    CONSTRAINT entries_job CHECK (kind = 'grant' OR kind = 'settle' OR job_id IS NOT NULL)
+    CONSTRAINT entries_job CHECK (kind = 'grant' OR kind = 'settle' OR job_id IS NOT NULL),
+    CONSTRAINT entries_terms CHECK ((kind = 'grant') = (terms IS NOT NULL)),
+    -- A promise is made before its job is written; at the end of the transaction both say the same.
+    CONSTRAINT entries_of_job FOREIGN KEY (job_id, account_id, cost) REFERENCES jobs (id, account_id, cost)
+        DEFERRABLE INITIALLY DEFERRED
 );
 CREATE UNIQUE INDEX entries_reserved_once ON entries (account_id, job_id) WHERE kind = 'reserve';
 CREATE UNIQUE INDEX entries_ended_once ON entries (account_id, job_id) WHERE kind IN ('settle', 'void');
@@ -192,6 +201,14 @@ BEGIN
     RETURN NEW;
 END $$;
 CREATE TRIGGER entries_in_order BEFORE INSERT ON entries FOR EACH ROW EXECUTE FUNCTION entries_follow();
+CREATE FUNCTION jobs_begin() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.opened_at IS NOT NULL THEN
+        RAISE EXCEPTION 'a job begins with its records closed' USING ERRCODE = 'restrict_violation';
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER jobs_begin BEFORE INSERT ON jobs FOR EACH ROW EXECUTE FUNCTION jobs_begin();
 CREATE FUNCTION jobs_keep() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF OLD.opened_at IS NOT NULL AND NEW.opened_at IS DISTINCT FROM OLD.opened_at
@@ -201,9 +218,13 @@ BEGIN
             IS DISTINCT FROM (OLD.id, OLD.dataset_id, OLD.account_id, OLD.plan, OLD.event, OLD.cost) THEN
         RAISE EXCEPTION 'what is fixed about a job stays as it is' USING ERRCODE = 'restrict_violation';
     END IF;
-    IF NEW.opened_at IS NOT NULL AND OLD.opened_at IS NULL AND EXISTS (
-        SELECT FROM entries WHERE job_id = NEW.id AND kind = 'void') THEN
-        RAISE EXCEPTION 'a voided job opens nothing' USING ERRCODE = 'restrict_violation';
+    -- Charge before touch: records are opened only under a promise that stands.
+    IF NEW.opened_at IS NOT NULL AND OLD.opened_at IS NULL AND (
+        NOT EXISTS (SELECT FROM entries
+            WHERE account_id = NEW.account_id AND job_id = NEW.id AND kind = 'reserve')
+        OR EXISTS (SELECT FROM entries
+            WHERE account_id = NEW.account_id AND job_id = NEW.id AND kind IN ('settle', 'void'))) THEN
+        RAISE EXCEPTION 'a job without a standing promise opens nothing' USING ERRCODE = 'restrict_violation';
     END IF;
     RETURN NEW;
 END $$;
@@ -255,8 +276,8 @@ GRANT SELECT ON accounts, entries, datasets, jobs TO sluice_train, sluice_sweep;
 GRANT INSERT ON entries TO sluice_train, sluice_sweep;
 GRANT UPDATE (held, settled, moves, head) ON accounts TO sluice_train, sluice_sweep;
 GRANT UPDATE (state, fault, report, checked_at) ON datasets TO sluice_train;
-GRANT UPDATE (state, fault, step, fence, lease_until, started_at, opened_at, finished_at) ON jobs
-    TO sluice_train, sluice_sweep;
+GRANT UPDATE (state, fault, step, fence, lease_until, checkpoint, synthesizer_key, synthesizer_sha256,
+    started_at, opened_at, finished_at) ON jobs TO sluice_train, sluice_sweep;
 GRANT SELECT ON witness TO sluice_sweep;
 GRANT UPDATE (checked_at, generation, behind) ON witness TO sluice_sweep;
 

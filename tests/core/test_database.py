@@ -8,8 +8,8 @@ from psycopg import errors
 
 ACCOUNT = """INSERT INTO accounts (id, relation, epsilon, delta, renyi_order, capacity, moves, head)
              VALUES (%s, 'add_remove', 8, 1e-5, 4, 1000, 1, decode(repeat('01', 32), 'hex'))"""
-ENTRY = """INSERT INTO entries (account_id, number, kind, cost, actor, reason, at, previous, digest)
-           VALUES (%s, %s, 'grant', 1000, 'someone', 'first', now(), decode(repeat('00', 32), 'hex'),
+ENTRY = """INSERT INTO entries (account_id, number, kind, cost, terms, actor, reason, at, previous, digest)
+           VALUES (%s, %s, 'grant', 1000, '{}', 'someone', 'first', now(), decode(repeat('00', 32), 'hex'),
                    decode(repeat('01', 32), 'hex'))"""
 CONTENT = "INSERT INTO contents (sha256, account_id) VALUES (decode(repeat('02', 32), 'hex'), %s)"
 PERSON = "INSERT INTO people (id, name, role) VALUES (%s, 'someone', 'curator')"
@@ -17,7 +17,10 @@ REPLY = "INSERT INTO replies (person_id, key, request) VALUES (%s, 'k', decode(r
 
 ADD = {"SELECT", "INSERT"}
 SEE = {"SELECT"}
-PROGRESS = {"state", "fault", "step", "fence", "lease_until", "started_at", "opened_at", "finished_at"}
+PROGRESS = {
+    "state", "fault", "step", "fence", "lease_until", "checkpoint", "synthesizer_key", "synthesizer_sha256",
+    "started_at", "opened_at", "finished_at",
+}  # fmt: skip
 BALANCE = {"held", "settled", "moves", "head"}
 # role → table → rights over whole tables, all of them.
 RIGHTS = {
