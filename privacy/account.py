@@ -13,7 +13,7 @@ import numpy as np
 
 from privacy.accountant import ORDERS, UNITS, Accountant, check_delta, cost, curve, flat, to_epsilon
 from privacy.events import Event
-from privacy.problems import InvalidAccount, InvalidTarget, TooCostlyToAccount
+from privacy.problems import EvaluationsDisagree, InvalidAccount, InvalidTarget, TooCostlyToAccount
 from privacy.relation import Relation
 from privacy.renyi import check_order
 
@@ -39,9 +39,11 @@ def capacity(epsilon: float, delta: float, order: float) -> int:
     overhead = float(to_epsilon(0.0, delta=delta, orders=order))
     units = max(0, math.floor((epsilon - overhead) * UNITS))
     # One rounding of a double can be worth a unit; step back until the way back fits.
-    while units and cost_as_epsilon(units, delta=delta, order=order) > epsilon:
+    for _ in range(64):
+        if not units or cost_as_epsilon(units, delta=delta, order=order) <= epsilon:
+            return units
         units -= max(1, units >> 50)
-    return units
+    raise EvaluationsDisagree("The capacity does not convert back to the budget; report this account.")
 
 
 def cost_as_epsilon(cost: int, *, delta: float, order: float) -> float:

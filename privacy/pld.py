@@ -53,8 +53,8 @@ def epsilon(events: tuple[Event, ...], *, delta: float, relation: Relation) -> f
 @lru_cache(maxsize=4096)
 def cached_epsilon(events: tuple[Event, ...], delta: float, relation: Relation) -> float:
     screen = renyi_reading(events, delta=delta, relation=relation).epsilon
-    steps = sum(count for event in events for _, count in dominating(event, relation))
-    if ROUNDING * steps > delta / 2:
+    releases = sum(merged([pair for event in events for pair in dominating(event, relation)]).values())
+    if ROUNDING * releases > delta / 2:
         return screen  # the transform could misplace as much as delta; Rényi has no such floor
     request = {"events": [event.to_dict() for event in events], "delta": delta, "relation": relation.value}
     return min(screen, limits.ask(request))
