@@ -86,6 +86,22 @@ def test_sampled_sums(relation, noise, rate):
 
 
 @pytest.mark.parametrize("relation", [*Relation])
+@pytest.mark.parametrize("rate", RATES)
+def test_profiles_are_exact_in_both_directions(relation, rate):
+    """The worst pair of a sampled sum, at epsilons of both signs: adding a record is its own profile."""
+    event = PoissonGaussian(query=Query.SUM, bound=1.0, noise_stddev=0.8, sampling_prob=rate)
+    ((pair, _),) = dominating(event, relation)
+    upper = density([0.0, 1.0], [1 - rate, rate], 0.8)
+    lower = density([0.0], [1.0], 0.8)
+    if relation is Relation.REPLACE_ONE:
+        lower = density([0.0, -1.0], [1 - rate, rate], 0.8)
+    for eps in (-1.0, -0.2, -0.01, 0.0, 0.03, 0.3, 1.5):
+        for adding, (p, q) in {False: (upper, lower), True: (lower, upper)}.items():
+            found = float(pld.profile(pair, adding=adding)(np.array([eps]))[0])
+            assert found == pytest.approx(hockey_stick(p, q, eps), abs=2e-5)
+
+
+@pytest.mark.parametrize("relation", [*Relation])
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("rate", RATES)
 def test_sampled_functions_of_the_batch(relation, noise, rate):
