@@ -25,12 +25,14 @@ POOL = 15
 
 def create_app(settings: ServiceSettings) -> FastAPI:
     engine = connect(str(settings.database_url), pool_size=POOL)
+    store = s3.client_for(settings)
     queue = str(settings.queue_url)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         engine.dispose()
+        store.close()
 
     app = FastAPI(
         title="Sluice",
@@ -43,7 +45,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     )
     app.state.settings = settings
     app.state.engine = engine
-    app.state.inbox = Inbox(s3.client_for(settings), settings.private_bucket)
+    app.state.inbox = Inbox(store, settings.private_bucket)
     app.state.bells = {"train": bell("train", queue), "publish": bell("publish", queue)}
     app.state.rates = Rates(settings.requests_per_minute)
     app.state.sign_on = SingleSignOn(settings) if settings.oidc_issuer else None

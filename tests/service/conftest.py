@@ -4,9 +4,17 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from kombu import pools
 
 from tests.conftest import Servers
 from tests.service.house import House, opened
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hang_up() -> Iterator[None]:
+    """Bells keep their lines to the queue for as long as a process lives."""
+    yield
+    pools.reset()
 
 
 @pytest.fixture(scope="module")

@@ -95,6 +95,7 @@ class House:
     engine: Engine
     people: dict[str, Caller] = field(default_factory=dict)
     shelf: Shelf = field(default_factory=Shelf)
+    _clients: list[httpx.Client] = field(default_factory=list)
 
     def __getattr__(self, name: str) -> Caller:
         try:
@@ -117,6 +118,7 @@ class House:
         http = httpx.Client(
             base_url=self.anonymous.base_url, timeout=60, headers={"Authorization": f"Bearer {key}"}
         )
+        self._clients.append(http)
         return Caller(name, id, key, http)
 
     def populate(self) -> None:
@@ -220,8 +222,8 @@ def opened(servers: Servers, **settings: Any) -> Iterator[House]:
             house.populate()
             house.witnessed()
             yield house
-            for caller in house.people.values():
-                caller.close()
+            for client in house._clients:
+                client.close()
         engine.dispose()
 
 

@@ -1,0 +1,326 @@
+"""Datasets: declared, uploaded straight to the store, sealed, and never given a second budget."""
+
+import hashlib
+import os
+import uuid
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from core.stores import s3
+from tests.service.house import BUDGET, IMAGES, House
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+PART = 5 << 20  # the least a part may have on AWS, but the last
+
+
+def stored(house: House, id: str) -> bytes:
+    """What lies in the private bucket, as the private side would read it."""
+    with closing(_reader(house)) as client:
+        [(key,)] = house.sql("SELECT object_key FROM datasets WHERE id = %s", id)
+        return client.get_object(Bucket="sluice-private", Key=key)["Body"].read()
+
+
+def _reader(house: House) -> "S3Client":
+    environment = house.servers.environments["train"]
+    return s3.client(
+        endpoint=house.servers.s3_endpoint,
+        region="us-east-1",
+        access_key=environment["SLUICE_S3_ACCESS_KEY"],
+        secret_key=environment["SLUICE_S3_SECRET_KEY"],
+    )
+
+
+def test_from_declared_to_ready(house):
+    curator, content = house.curator, os.urandom(PART) + b"the end"
+    dataset = house.register(curator, name="Scans", nominal_size=60_000)
+    assert (dataset["state"], dataset["account"], dataset["sealed_at"]) == ("draft", None, None)
+    assert dataset["schema"] == IMAGES | {"channels": 1}
+    assert dataset["budget"] == BUDGET | {"order": 4}  # the order with most room at (10, 1e-6)
+    id = dataset["id"]
+
+    begun = curator.post(f"/v1/datasets/{id}/upload").json()
+    assert begun == {"part_bytes": 64 << 20, "arrived": []}
+    signed = curator.post(f"/v1/datasets/{id}/upload/urls", json={"numbers": [1, 2]}).json()
+    assert signed["expires_in"] == 900
+    assert [part["number"] for part in signed["parts"]] == [1, 2]
+    first, second = (part["url"] for part in signed["parts"])
+
+    # The second part is lost; a client that comes back learns what arrived and sends the rest.
+    assert httpx.put(first, content=content[:PART]).status_code == 200
+    assert curator.get(f"/v1/datasets/{id}/upload").json()["arrived"] == [1]
+    short = house.seal(curator, id, content)
+    assert (short.status_code, short.json()["slug"], short.json()["arrived"]) == (409, "size-mismatch", PART)
+    assert curator.post(f"/v1/datasets/{id}/upload").json()["arrived"] == [1]
+    assert httpx.put(second, content=content[PART:]).status_code == 200
+    assert curator.get(f"/v1/datasets/{id}/upload").json()["arrived"] == [1, 2]
+
+    long = curator.post(
+        f"/v1/datasets/{id}/seal",
+        json={"size": len(content) + 1, "sha256": hashlib.sha256(content).hexdigest()},
+    )
+    assert (long.status_code, long.json()["arrived"]) == (409, len(content))
+    assert house.sql("SELECT count(*) FROM contents WHERE sha256 = %s", hashlib.sha256(content).digest()) == [
+        (0,)
+    ]
+
+    sealed = house.seal(curator, id, content)
+    assert (sealed.status_code, sealed.json()["state"]) == (202, "checking")
+    assert stored(house, id) == content
+    house.checked(id, report={"clamped": 3})
+    seen = curator.get(f"/v1/datasets/{id}").json()
+    assert (seen["state"], seen["report"], seen["account"]) == (
+        "ready",
+        {"clamped": 3},
+        sealed.json()["account"],
+    )
+    budget = curator.get(f"/v1/datasets/{id}/budget").json()
+    assert budget["id"] == seen["account"]
+    assert (budget["granted"], budget["held"], budget["settled"]) == (6144610006, 0, 0)
+    assert budget["left"] == {"cost": 6144610006, "epsilon": pytest.approx(10, rel=1e-6)}
+    assert budget["spent"] == {"renyi": 0.0, "pld": 0.0}
+
+
+def test_sealing_again_is_the_same_and_otherwise_refused(house):
+    content = os.urandom(10)
+    id = house.sealed(house.curator, content)["id"]
+    again = house.seal(house.curator, id, content)
+    assert (again.status_code, again.json()["state"]) == (202, "checking")
+    other = house.seal(house.curator, id, os.urandom(10))
+    assert (other.status_code, other.json()["slug"], other.json()["state"]) == (
+        409,
+        "wrong-state",
+        "checking",
+    )
+    assert house.sql("SELECT count(*) FROM contents WHERE sha256 = %s", hashlib.sha256(content).digest()) == [
+        (1,)
+    ]
+    for after in (
+        house.curator.post(f"/v1/datasets/{id}/upload"),
+        house.curator.get(f"/v1/datasets/{id}/upload"),
+    ):
+        assert (after.status_code, after.json()["slug"]) == (409, "wrong-state")
+
+
+def test_a_seal_cut_off_before_the_parts_were_joined_is_finished_by_saying_it_again(house, monkeypatch):
+    content = os.urandom(10)
+    id = house.register(house.curator)["id"]
+    house.upload(house.curator, id, content)
+    inbox = house.app.state.inbox
+    with monkeypatch.context() as cut:
+        cut.setattr(inbox, "complete", _power_cut)
+        assert house.seal(house.curator, id, content).status_code == 500
+    assert house.curator.get(f"/v1/datasets/{id}").json()["state"] == "checking"
+    assert house.seal(house.curator, id, content).status_code == 202
+    assert stored(house, id) == content
+
+
+def _power_cut(*_: object) -> None:
+    raise RuntimeError("cut")
+
+
+def test_nothing_is_signed_or_sealed_before_an_upload_begins(house):
+    id = house.register(house.curator)["id"]
+    for answer in (
+        house.curator.get(f"/v1/datasets/{id}/upload"),
+        house.curator.post(f"/v1/datasets/{id}/upload/urls", json={"numbers": [1]}),
+        house.seal(house.curator, id, b"x"),
+    ):
+        assert (answer.status_code, answer.json()["slug"], answer.json()["state"]) == (
+            409,
+            "wrong-state",
+            "draft",
+        )
+    assert "POST to /upload" in answer.json()["detail"]
+
+
+def test_an_upload_the_store_gave_up_can_begin_again(house):
+    content = os.urandom(10)
+    id = house.register(house.curator)["id"]
+    house.upload(house.curator, id, content)
+    [(key, upload)] = house.sql("SELECT object_key, upload_id FROM datasets WHERE id = %s", id)
+    house.app.state.inbox.abandon(key, upload)
+    gone = house.seal(house.curator, id, content)
+    assert (gone.status_code, gone.json()["slug"]) == (409, "upload-gone")
+    assert house.curator.get(f"/v1/datasets/{id}/upload").json()["slug"] == "upload-gone"
+    house.upload(house.curator, id, content)  # the way out that was named
+    assert house.seal(house.curator, id, content).status_code == 202
+
+
+def test_a_curator_cannot_tell_others_datasets_from_none(house):
+    id = house.register(house.curator)["id"]
+    missing = house.curator2.get(f"/v1/datasets/{uuid.uuid4()}").json()
+    for answer in (
+        house.curator2.get(f"/v1/datasets/{id}"),
+        house.curator2.delete(f"/v1/datasets/{id}"),
+        house.curator2.post(f"/v1/datasets/{id}/upload"),
+        house.curator2.get(f"/v1/datasets/{id}/budget"),
+        house.seal(house.curator2, id, b"x"),
+    ):
+        assert answer.status_code == 404
+        assert {k: v for k, v in answer.json().items() if k != "request_id"} == {
+            k: v for k, v in missing.items() if k != "request_id"
+        }
+    assert house.admin.get(f"/v1/datasets/{id}").status_code == 200
+    assert id not in [d["id"] for d in house.curator2.get("/v1/datasets?limit=200").json()["items"]]
+
+
+@pytest.mark.parametrize(
+    "again", ["re-upload", "rename", "delete and register anew", "other curator", "declared child", "grandchild"]
+)
+def test_the_same_people_never_get_a_fresh_budget(again, house):
+    content = os.urandom(32)
+    first = house.ready(house.curator, content, budget={"epsilon": 2.0, "delta": 1e-6})
+    spent = house.job(house.curator, first["id"], target={"epsilon": 0.5}).json()["cost"]
+    accounts = house.sql("SELECT count(*) FROM accounts")
+    who, others = house.curator, {"budget": {"epsilon": 50.0, "delta": 1e-6}}
+    if again == "rename":
+        others |= {"name": "something else", "schema": IMAGES | {"classes": ["a", "b"]}}
+    if again == "delete and register anew":
+        [job] = house.curator.get(f"/v1/jobs?dataset={first['id']}").json()["items"]
+        busy = house.curator.delete(f"/v1/datasets/{first['id']}")
+        assert (busy.status_code, busy.json()["slug"]) == (409, "wrong-state")
+        house.job_row(job["id"], state="failed", fault="lost")
+        assert house.curator.delete(f"/v1/datasets/{first['id']}").status_code == 204
+        assert house.curator.get(f"/v1/datasets/{first['id']}").status_code == 404
+        assert house.admin.get(f"/v1/admin/ledger/{first['account']}").json()["account"]["held"] == spent
+    if again == "other curator":
+        who = house.curator2
+    if again in ("declared child", "grandchild"):
+        content, others = os.urandom(32), others | {"parent": first["id"]}
+    second = house.ready(who, content, **others)
+    if again == "grandchild":
+        others |= {"parent": second["id"]}
+        second = house.ready(who, os.urandom(32), **others)
+    assert second["account"] == first["account"]
+    assert house.sql("SELECT count(*) FROM accounts") == accounts
+    budget = who.get(f"/v1/datasets/{second['id']}/budget").json()
+    assert (budget["held"], budget["epsilon"]) == (spent, 2.0)
+
+
+def test_a_parent_must_be_ones_own_and_sealed_first(house):
+    theirs = house.register(house.curator2)["id"]
+    body = {"name": "d", "schema": IMAGES, "nominal_size": 1, "budget": BUDGET, "parent": theirs}
+    assert house.curator.post("/v1/datasets", json=body).status_code == 404
+    parent = house.register(house.curator)["id"]
+    child = house.register(house.curator, parent=parent)["id"]
+    house.upload(house.curator, child, b"abc")
+    early = house.seal(house.curator, child, b"abc")
+    assert (early.status_code, early.json()["slug"]) == (409, "wrong-state")
+    assert "parent" in early.json()["detail"]
+
+
+def test_content_and_parent_of_different_budgets_conflict(house):
+    one, two = os.urandom(32), os.urandom(32)
+    house.ready(house.curator, one)
+    parent = house.ready(house.curator, two)
+    id = house.register(house.curator, parent=parent["id"])["id"]
+    house.upload(house.curator, id, one)
+    answer = house.seal(house.curator, id, one)
+    assert (answer.status_code, answer.json()["slug"]) == (409, "account-conflict")
+    assert house.curator.get(f"/v1/datasets/{id}").json()["state"] == "uploading"
+
+
+@pytest.mark.parametrize("through", ["content", "parent"])
+def test_a_shared_budget_keeps_its_relation(through, house):
+    content = os.urandom(32)
+    first = house.ready(house.curator, content)
+    others = {"relation": "replace_one"}
+    if through == "parent":
+        content, others = os.urandom(32), others | {"parent": first["id"]}
+    id = house.register(house.curator, **others)["id"]
+    house.upload(house.curator, id, content)
+    answer = house.seal(house.curator, id, content)
+    assert (answer.status_code, answer.json()["slug"]) == (409, "account-conflict")
+    assert "add_remove" in answer.json()["detail"]
+
+
+def test_knowing_a_hash_is_not_having_the_data(house):
+    """Who seals under a hash they only heard of sees nothing of its account until the check, which fails."""
+    content = os.urandom(32)
+    theirs = house.ready(house.curator, content)
+    id = house.register(house.curator2)["id"]
+    house.upload(house.curator2, id, os.urandom(32))
+    claimed = house.seal(house.curator2, id, content)
+    assert claimed.json()["account"] == theirs["account"]
+    grants = f"/v1/admin/ledger/{theirs['account']}/grants"
+    for state in ("checking", "rejected"):
+        house.sql("UPDATE datasets SET state = %s WHERE id = %s", state, id, role="train")
+        assert house.curator2.get(grants).status_code == 404
+        assert house.curator2.get(f"/v1/datasets/{id}/budget").status_code == 409
+        assert house.job(house.curator2, id).status_code == 409
+        assert house.job(house.curator2, id).json()["slug"] == "wrong-state"
+
+
+def test_a_budget_without_room_is_refused_at_once(house):
+    body = {"name": "d", "schema": IMAGES, "nominal_size": 1}
+    for budget in ({"epsilon": 0.001, "delta": 1e-9, "order": 2}, {"epsilon": 1e-6, "delta": 1e-10}):
+        answer = house.curator.post("/v1/datasets", json=body | {"budget": budget})
+        assert (answer.status_code, answer.json()["slug"]) == (422, "invalid-account")
+
+
+def test_deleting_while_uploading_gives_up_the_upload(house):
+    id = house.register(house.curator)["id"]
+    house.upload(house.curator, id, b"abc")
+    signed = house.curator.post(f"/v1/datasets/{id}/upload/urls", json={"numbers": [2]}).json()["parts"][0]
+    assert house.curator.delete(f"/v1/datasets/{id}").status_code == 204
+    assert httpx.put(signed["url"], content=b"late").status_code == 404
+    assert house.curator.delete(f"/v1/datasets/{id}").status_code == 404
+
+
+def test_names_are_for_people_and_never_part_of_an_address(house):
+    """U3: what a caller calls a dataset is shown back and appears in no key."""
+    names = [
+        "../../etc/passwd", "/etc/passwd", "..\\..\\x", "%2e%2e%2f", "a/b/c", "C:\\x", "CON", "nul", "~root",
+        "x" * 200, "‮gnp.exe", "naïve", "数据", "😀", ".", "..", "...", "-rf", "--help", "$(id)", "`id`", "a;b",
+        "a|b", "a&b", "a b", "'", '"', "<script>", "%00", "\\x00", "=1+1", "@SUM(A1)",
+    ]  # fmt: skip
+    assert len(names) >= 30
+    for name in names:
+        dataset = house.register(house.curator, name=name)
+        assert dataset["name"] == name
+        [(key,)] = house.sql("SELECT object_key FROM datasets WHERE id = %s", dataset["id"])
+        assert key.startswith("datasets/")
+        assert uuid.UUID(hex=key.removeprefix("datasets/"))
+    for name in ("", "a\x00b", "a\nb", "\x7f", "x" * 201):
+        body = {"name": name, "schema": IMAGES, "nominal_size": 1, "budget": BUDGET}
+        assert house.curator.post("/v1/datasets", json=body).status_code == 422
+
+
+def test_a_lost_store_is_named_and_leaves_the_dataset_as_it_was(house, monkeypatch):
+    id = house.register(house.curator)["id"]
+    far = s3.client(
+        endpoint="http://127.0.0.1:9", region="us-east-1", access_key="a", secret_key="b", attempts=1
+    )
+    monkeypatch.setattr(house.app.state.inbox, "_client", far)
+    answer = house.curator.post(f"/v1/datasets/{id}/upload")
+    assert (answer.status_code, answer.json()["slug"], answer.headers["retry-after"]) == (503, "not-ready", "2")
+    monkeypatch.undo()
+    assert house.curator.get(f"/v1/datasets/{id}").json()["state"] == "draft"
+    assert house.curator.post(f"/v1/datasets/{id}/upload").status_code == 200
+
+
+def test_pages_over_ties_show_every_dataset_once(house):
+    who = house.person("curator")
+    ids = {house.register(who, name=f"d{i}")["id"] for i in range(7)}
+    house.sql("ALTER TABLE datasets DISABLE TRIGGER datasets_keep")
+    house.sql("UPDATE datasets SET created_at = '2026-01-01T00:00:00Z' WHERE owner_id = %s", who.id)
+    house.sql("ALTER TABLE datasets ENABLE TRIGGER datasets_keep")
+    seen, cursor = [], None
+    while True:
+        query = {"limit": 3} | ({"cursor": cursor} if cursor else {})
+        page = who.get("/v1/datasets", params=query).json()
+        seen += [dataset["id"] for dataset in page["items"]]
+        cursor = page["next"]
+        if cursor is None:
+            break
+        house.register(who, name="new meanwhile")  # newer rows do not shift the pages that follow
+    assert len(seen) == 7
+    assert set(seen) == ids
+    for bad in ("x", "AAAA", "MjAyNi0wMS0wMSB4", "é", "a" * 200):
+        answer = who.get("/v1/datasets", params={"cursor": bad})
+        assert (answer.status_code, answer.json()["slug"]) == (422, "invalid-request")
