@@ -4,6 +4,7 @@ Run as `python -m bench.accounting [--json]` on an idle machine.
 """
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -65,6 +66,13 @@ def cold_quote(arguments: list[str]) -> None:
     subprocess.run(command, check=False, capture_output=True)
 
 
+def computing(work: Callable[[], Any]) -> float:
+    """Seconds of computing of this process and its ended children: what a busy machine does not inflate."""
+    before = sum(os.times()[:4])
+    work()
+    return sum(os.times()[:4]) - before
+
+
 def warm_quotes() -> dict[str, float]:
     """In one process: a quote of a plan seen before, and of one never seen, once everything is loaded."""
     from client.quote import RelationName, figures, known
@@ -104,6 +112,9 @@ def measure() -> list[dict[str, Any]]:
             target = Target(epsilon=1.5, delta=1e-5, relation=Relation.ADD_REMOVE, accountant=accountant)
             took = seconds(lambda p=plan, t=target: p.calibrated(t))
             add(f"calibration of {plan.kind} by {accountant.value}", took, 5.0)
+    add("quote cold, dpgan, computing", computing(lambda: cold_quote(DPGAN)), 3.0)
+    add("quote cold, swd, computing", computing(lambda: cold_quote(SWD)), 3.0)
+    add("hostile plan refused, computing", computing(lambda: cold_quote(HOSTILE)), 2.0)
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     add("hostile plan refused", seconds(lambda: cold_quote(HOSTILE)), 2.0)
     megabytes = max(before, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) / 1024

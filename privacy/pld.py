@@ -56,20 +56,32 @@ def cached_epsilon(events: tuple[Event, ...], delta: float, relation: Relation) 
     releases = sum(merged([pair for event in events for pair in dominating(event, relation)]).values())
     if ROUNDING * releases > delta / 2:
         return screen  # the transform could misplace as much as delta; Rényi has no such floor
-    request = {"events": [event.to_dict() for event in events], "delta": delta, "relation": relation.value}
+    request = {
+        "events": [event.to_dict() for event in events],
+        "delta": delta,
+        "relation": relation.value,
+        "widest": renyi_reading(events, delta=1e-10, relation=relation).epsilon,
+    }
     return min(screen, limits.ask(request))
 
 
 def answer(request: dict[str, Any]) -> float:
     """What the limited process does with a request."""
     events = tuple(from_dict(body) for body in request["events"])
-    return compute(events, delta=request["delta"], relation=Relation(request["relation"]))
+    relation, widest = Relation(request["relation"]), request.get("widest")
+    return compute(events, delta=request["delta"], relation=relation, widest=widest)
 
 
-def compute(events: tuple[Event, ...], *, delta: float, relation: Relation) -> float:
-    """Epsilon of the composed pairs, the worse of the two directions."""
+def compute(
+    events: tuple[Event, ...], *, delta: float, relation: Relation, widest: float | None = None
+) -> float:
+    """Epsilon of the composed pairs, the worse of the two directions.
+
+    `widest` is the range of loss to resolve, the Rényi reading at a tiny delta; it decides only the grid.
+    """
     pairs = merged([pair for event in events for pair in dominating(event, relation)])
-    widest = renyi_reading(events, delta=1e-10, relation=relation).epsilon
+    if widest is None:
+        widest = renyi_reading(events, delta=1e-10, relation=relation).epsilon
     finest = max(2 * widest, *(4 * highest_loss(pair) for pair in pairs)) / MOST_POINTS
     grid = max(finest, min(step_width(pair) for pair in pairs))
     slack = ROUNDING * sum(pairs.values())
