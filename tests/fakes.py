@@ -6,6 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# Networks of tests are small: more threads would wait for each other longer than they work.
+torch.set_num_threads(1)
+
 
 class SeededRng:
     """Randomness that repeats. It lives here: production randomness cannot be seeded."""

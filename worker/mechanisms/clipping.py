@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from worker.patches import patches
 
 Loss = Callable[..., Tensor]  # (module, *rows) to one loss for each record
+Shares = dict[Tensor, Tensor]  # of each parameter, in a total
 
 # Norms from products of rounded products are off by less than these, relative to the sum of the absolute
 # terms and, where squares vanish, absolutely. Norms are stated that much larger.
@@ -60,7 +61,7 @@ def clipped_sum(
 
 
 def _add(
-    module: nn.Module, loss: Loss, rows: tuple[Tensor, ...], clip_norm: float, shares: dict[Tensor, Tensor]
+    module: nn.Module, loss: Loss, rows: tuple[Tensor, ...], clip_norm: float, shares: Shares
 ) -> tuple[Tensor, Tensor]:
     layers, losses = layer_gradients(module, loss, rows)
     squares = torch.stack([layer.squares().double() for layer in layers]).sum(0)
@@ -70,8 +71,7 @@ def _add(
     norms = squares.sqrt()
     weights = (clip_norm / norms).clamp(max=1).float()
     for layer in layers:
-        for parameter, share in layer.weighted(weights):
-            shares[parameter] += share
+        layer.add(weights, shares)
     return norms, losses
 
 
@@ -80,7 +80,7 @@ def _add_with_odd_ones(
     loss: Loss,
     rows: tuple[Tensor, ...],
     clip_norm: float,
-    shares: dict[Tensor, Tensor],
+    shares: Shares,
     fits: Tensor,
 ) -> Tensor:
     norms = torch.zeros(len(fits), dtype=torch.float64, device=fits.device)
@@ -147,8 +147,8 @@ class LayerGradients(Protocol):
         """Squared norms, one for each record, not rounded down."""
         ...
 
-    def weighted(self, weights: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each parameter with the weighted sum of its per-record gradients. Called last: may overwrite."""
+    def add(self, weights: Tensor, shares: Shares) -> None:
+        """Adds the weighted sum over records of each parameter's gradients to its share of the total."""
         ...
 
 
@@ -228,11 +228,12 @@ class Products:
         hidden += VANISHED * sizes.shape[1] * (sizes + others).sum(1)
         return (lefts * rights).sum((1, 2)).double().clamp(min=0) + hidden
 
-    def weighted(self, weights: Tensor) -> Tensor:
+    def add(self, weights: Tensor, share: Tensor) -> None:
         if self.matrices is not None:
-            return (weights @ self.matrices.flatten(1)).view(self.matrices.shape[1:])
-        left = self.left * weights[:, None, None]
-        return left.flatten(0, 1).T @ self.right.flatten(0, 1)
+            share += (weights @ self.matrices.flatten(1)).view_as(share)
+        else:
+            left = self.left * weights[:, None, None]
+            share.addmm_(left.flatten(0, 1).T, self.right.flatten(0, 1))
 
 
 def squared(rows: Tensor) -> Tensor:
@@ -267,12 +268,13 @@ class ConvGradients:
         squares = self.weight.squares()
         return squares if self.layer.bias is None else squares + squared(self.bias)
 
-    def weighted(self, weights: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        weight = self.layer.weight
-        product = self.weight.weighted(weights)
-        yield weight, product.view(len(weight), *weight.shape[2:], -1).permute(0, 3, 1, 2)
+    def add(self, weights: Tensor, shares: Shares) -> None:
+        weight = shares[self.layer.weight]
+        moved = torch.zeros_like(channels_last(weight), memory_format=torch.contiguous_format)
+        self.weight.add(weights, moved.flatten(1))
+        weight += moved.permute(0, 3, 1, 2)
         if self.layer.bias is not None:
-            yield self.layer.bias, weights @ self.bias
+            shares[self.layer.bias] += weights @ self.bias
 
 
 @rule(nn.ConvTranspose2d)
@@ -299,10 +301,10 @@ class LinearGradients:
         squares = self.weight.squares()
         return squares if self.layer.bias is None else squares + squared(self.bias)
 
-    def weighted(self, weights: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        yield self.layer.weight, self.weight.weighted(weights)
+    def add(self, weights: Tensor, shares: Shares) -> None:
+        self.weight.add(weights, shares[self.layer.weight])
         if self.layer.bias is not None:
-            yield self.layer.bias, weights @ self.bias
+            shares[self.layer.bias] += weights @ self.bias
 
 
 @rule(nn.Embedding)
@@ -321,12 +323,9 @@ class EmbeddingGradients:
         first = ~same.tril(-1).any(2)
         return squared((same.to(self.out.dtype) @ self.out) * first[..., None])
 
-    def weighted(self, weights: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def add(self, weights: Tensor, shares: Shares) -> None:
         moved = (self.out * weights[:, None, None]).flatten(0, 1)
-        yield (
-            self.layer.weight,
-            torch.zeros_like(self.layer.weight).index_add_(0, self.index.flatten(), moved),
-        )
+        shares[self.layer.weight].index_add_(0, self.index.flatten(), moved)
 
 
 @rule(nn.GroupNorm, nn.InstanceNorm2d, nn.LayerNorm)
@@ -354,9 +353,9 @@ class NormGradients:
         zero = torch.zeros(len(self.weight), device=self.weight.device)
         return sum((squared(rows) for _, rows in self.pairs()), start=zero)
 
-    def weighted(self, weights: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def add(self, weights: Tensor, shares: Shares) -> None:
         for parameter, rows in self.pairs():
-            yield parameter, (weights @ rows.flatten(1)).view_as(parameter)
+            shares[parameter] += (weights @ rows.flatten(1)).view_as(parameter)
 
 
 # What passes

@@ -10,7 +10,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
-from worker.mechanisms import AccountingMismatch
+from core.faults import Failure, Fault
 
 # Bytes under one key: far from where AES in counter mode could be told from random.
 KEY_LIFETIME = 2**36
@@ -57,9 +57,14 @@ class SecureRng:
         raise TypeError("randomness is drawn where it is used; it is not copied or stored")
 
     def words(self, count: int) -> np.ndarray:
-        out = np.empty(count, dtype=np.uint64)
-        self._fill(memoryview(out).cast("B") if count else memoryview(b""))
-        return out
+        here, size = (os.getpid(), _forks), 8 * count
+        if self._born != here or self._left < size:
+            self._stream = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
+            self._born, self._left = here, KEY_LIFETIME
+        self._left -= size
+        out = np.empty(size, dtype=np.uint8)
+        self._stream.update_into(bytes(size), out)
+        return out.view(np.uint64)
 
     def normals(self, count: int) -> Tensor:
         """Box and Muller, two normals from two words; tails reach 9.4 standard deviations."""
@@ -72,14 +77,6 @@ class SecureRng:
             torch.mul(radius, angle.cos(), out=pairs[: len(radius)])
             torch.mul(radius, angle.sin_(), out=pairs[len(radius) :])
         return out[:count]
-
-    def _fill(self, out: memoryview) -> None:
-        here = (os.getpid(), _forks)
-        if self._born != here or self._left < len(out):
-            self._stream = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
-            self._born, self._left = here, KEY_LIFETIME
-        self._left -= len(out)
-        self._stream.update_into(bytes(len(out)), out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +120,8 @@ class Releases:
 
     def release(self, total: Tensor) -> Tensor:
         """The total with its noise. Never without: every call draws afresh."""
-        if self.made >= self.noise.steps:
-            raise AccountingMismatch("every planned release was made")
-        if total.shape != (self.noise.size,):
-            raise AccountingMismatch("the vector is not the one the noise was planned for")
+        if self.made >= self.noise.steps or total.shape != (self.noise.size,):
+            raise Failure(Fault.ACCOUNTING_MISMATCH)
         self.made += 1
         grid, stddev = self.noise.grid, self.noise.stddev
         noisy = torch.empty(self.noise.size, dtype=torch.float64)

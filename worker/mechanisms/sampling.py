@@ -7,8 +7,8 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from core.faults import Failure, Fault
 from privacy.events import Geometry, PoissonGaussian, Query, SlicedProjection
-from worker.mechanisms import AccountingMismatch
 from worker.mechanisms.noise import Rng
 
 # Records looked at in one go, so that ten million of them need no more memory than one million.
@@ -40,7 +40,7 @@ class Draws:
 
     def draw(self) -> np.ndarray:
         if self.drawn >= self.steps:
-            raise AccountingMismatch("every planned batch was drawn")
+            raise Failure(Fault.ACCOUNTING_MISMATCH)
         self.drawn += 1
         return self._draw()
 

@@ -1,16 +1,16 @@
 """How each mechanism learns. One file per trainer: its recipe, its loss, its loop.
 
-A trainer is built from a plan (what it costs), a recipe (how it learns), records and randomness, and then
-followed:
+A trainer is built from a plan (what it costs), records, randomness and a recipe (how it learns; the one for
+the device if none is given), and then followed:
 
-    training = TRAINERS[plan.kind](plan, recipe, records, rng=SecureRng())
+    training = TRAINERS[plan.kind](plan, records, rng=SecureRng(), recipe=recipe, device="cpu")
     training.restore(tensors)                  # only when continuing from a checkpoint
     for progress in training.steps():          # one logical step each; stop asking to cancel
         ...                                    # heartbeat, training.checkpoint(), training.diagnostics()
     synthesizer = training.synthesizer()       # refuses unless every planned step was taken, exactly once
 
-A trainer knows no bucket, row or queue. It raises a `MechanismFault` with the slug of the fault, and no other
-failure of it depends on records.
+A trainer knows no bucket, row or queue. It ends early only with a `Failure`, and none that depends on records
+other than through their noised sums.
 """
 
 from collections.abc import Iterator, Mapping

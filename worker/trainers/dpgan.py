@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from core.faults import Failure, Fault
 from core.schema import ImageSchema
 from privacy.events import Query
 from privacy.plans.dpgan import DPGANPlan
-from worker.mechanisms import AccountingMismatch, MechanismFault
 from worker.mechanisms.clipping import Clipped, clipped_sum, like, validate
 from worker.mechanisms.noise import GaussianNoise, Rng
 from worker.mechanisms.sampling import PoissonSampling, Rows, uniform
@@ -21,12 +21,6 @@ from worker.trainers.networks import Discriminator
 from worker.trainers.progress import Progress
 
 LADDER = [digit * 10**power for power in range(5) for digit in (1, 2, 5)]
-
-
-class Diverged(MechanismFault):
-    """The weights are no longer numbers; as a function of noised gradients, that may be known."""
-
-    slug = "diverged"
 
 
 class ImageRows(Rows, Protocol):
@@ -127,9 +121,22 @@ class Pace:
         before = accuracy if math.isnan(self.accuracy) else self.accuracy
         self.accuracy = decay * before + (1 - decay) * accuracy
         self.since += 1
-        if floor is not None and self.accuracy <= floor and self.since >= 2 / (1 - decay):
+        if floor is not None and self.accuracy <= floor and self.since >= round(2 / (1 - decay)):
             self.every = next((rung for rung in LADDER if rung > self.every), self.every)
             self.since = 0
+
+
+def architecture(schema: ImageSchema, recipe: DPGANRecipe) -> ImageArchitecture:
+    if schema.kind != "image" or not all(8 <= side <= 64 for side in (schema.height, schema.width)):
+        raise Failure(Fault.SCHEMA_MISMATCH)
+    return ImageArchitecture(
+        height=schema.height,
+        width=schema.width,
+        channels=schema.channels,
+        classes=len(schema.classes),
+        features=recipe.generator_features,
+        latent=recipe.latent,
+    )
 
 
 def adversarial_loss(discriminator: nn.Module, images: Tensor, labels: Tensor, real: Tensor) -> Tensor:
@@ -148,24 +155,16 @@ class DPGANTraining:
     def __init__(
         self,
         plan: DPGANPlan,
-        recipe: DPGANRecipe | None,
         records: ImageRows,
         *,
         rng: Rng,
+        recipe: DPGANRecipe | None = None,
         device: str | None = None,
     ) -> None:
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.plan, self.records, self.rng = plan, records, rng
         self.recipe = recipe = recipe or DPGANRecipe.for_device(self.device)
-        schema = records.schema
-        self.shape = ImageArchitecture(
-            height=schema.height,
-            width=schema.width,
-            channels=schema.channels,
-            classes=len(schema.classes),
-            features=recipe.generator_features,
-            latent=recipe.latent,
-        )
+        self.shape = architecture(records.schema, recipe)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.words(1)[0]) >> 1)
             self.discriminator = Discriminator(self.shape, recipe.discriminator_features).to(self.device)
@@ -178,6 +177,8 @@ class DPGANTraining:
         self.generator_optimizer = torch.optim.Adam(
             self.generator.parameters(), lr=recipe.generator_rate, betas=recipe.betas, fused=True
         )
+        for optimizer in (self.discriminator_optimizer, self.generator_optimizer):
+            start_state(optimizer)
         self.pace = Pace(recipe)
         self.generator_steps = 0
         # As many fakes as records are expected: public, unlike the number of records that were drawn.
@@ -190,7 +191,7 @@ class DPGANTraining:
         self.clip_norm = self.noise.inner(plan.clip_norm)
         event = self.sampling.event(query=Query.SUM, bound=plan.clip_norm, noise_stddev=self.noise.stddev)
         if event != plan.event():
-            raise AccountingMismatch("what will be done is not what the plan costs")
+            raise Failure(Fault.ACCOUNTING_MISMATCH)
         self.draws = self.sampling.batches(records, rng)
         self.releases = self.noise.releases(rng)
         with torch.no_grad():
@@ -272,8 +273,6 @@ class DPGANTraining:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Goes on where the checkpoint was taken, with fresh randomness under the same charge."""
-        for optimizer in (self.discriminator_optimizer, self.generator_optimizer):
-            start_state(optimizer)
         parts = self._parts()
         expected = {f"{name}.{key}" for name, part in parts.items() for key in part}
         missing = expected - set(tensors)
@@ -320,17 +319,18 @@ class DPGANTraining:
 
     def synthesizer(self) -> ImageSynthesizer:
         if not self.draws.drawn == self.releases.made == self.plan.known_steps:
-            raise AccountingMismatch("the steps taken are not the steps planned")
+            raise Failure(Fault.ACCOUNTING_MISMATCH)
         network = self.average if self.recipe.average_decay is not None else self.generator
+        # A function of noised gradients, so that it may be known.
         if not all(parameter.isfinite().all() for parameter in network.parameters()):
-            raise Diverged("the generator has weights that are not finite")
+            raise Failure(Fault.DIVERGED)
         copy = Generator(self.shape)
         copy.load_state_dict(network.state_dict())
         return ImageSynthesizer(self.shape, copy)
 
 
 def start_state(optimizer: torch.optim.Adam) -> None:
-    """Gives Adam the state it would make at its first step, so that a checkpoint can be copied into it."""
+    """Gives Adam the state it would make at its first step, so that any checkpoint has the same tensors."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter] = {

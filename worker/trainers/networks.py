@@ -1,12 +1,10 @@
 """The discriminator of "Private GANs, Revisited", for images of any size from 8 to 64."""
 
-from collections.abc import Iterator
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from worker.mechanisms.clipping import rule, squared
+from worker.mechanisms.clipping import Shares, rule, squared
 from worker.patches import Size, halved, halving_kernel
 from worker.synthesizers.image import SLOPE, ImageArchitecture, halvings
 
@@ -24,7 +22,7 @@ class LabelPlanes(nn.Conv2d):
 
     def inside(self) -> Tensor:
         """Which weights fall inside the image: places, kernel."""
-        return halved(torch.ones(1, *self.size, 1, device=self.weight.device))[0]
+        return halved(self.weight.new_ones(1, *self.size, 1))[0]
 
     def forward(self, labels: Tensor) -> Tensor:
         table = self.weight.permute(1, 2, 3, 0).flatten(1, 2)
@@ -42,12 +40,12 @@ class LabelPlanesGradients:
     def squares(self) -> Tensor:
         return squared(self.weight) + squared(self.bias)
 
-    def weighted(self, weights: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        weight = self.layer.weight
+    def add(self, weights: Tensor, shares: Shares) -> None:
+        weight = shares[self.layer.weight]
         table = weight.new_zeros(weight.shape[1], *self.weight.shape[1:])
         table.index_add_(0, self.labels, self.weight * weights[:, None, None])
-        yield weight, table.unflatten(1, weight.shape[2:]).permute(3, 0, 1, 2)
-        yield self.layer.bias, weights @ self.bias
+        weight += table.unflatten(1, weight.shape[2:]).permute(3, 0, 1, 2)
+        shares[self.layer.bias] += weights @ self.bias
 
 
 class Discriminator(nn.Module):

@@ -1,0 +1,393 @@
+"""Clipped sums equal the plain way, stay within the norm whatever comes in, and keep records apart."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tests.fakes  # noqa: F401  one thread
+from worker.mechanisms import clipping
+from worker.mechanisms.clipping import (
+    NotPerRecord,
+    Products,
+    clip_rows,
+    clipped_sum,
+    layer_gradients,
+    record_gradients,
+    validate,
+)
+from worker.synthesizers.image import ImageArchitecture
+from worker.trainers.networks import Discriminator
+
+RECORDS = 13
+Case = tuple[nn.Module, tuple[Tensor, ...]]
+
+
+def loss(module: nn.Module, *rows: Tensor) -> Tensor:
+    """Any loss will do that is each record's own and has gradients of many sizes."""
+    out = module(*rows)
+    return F.softplus(out.reshape(len(out), -1).sum(1) * 3)
+
+
+def images(channels: int = 3, size: int = 8) -> tuple[Tensor, ...]:
+    # Records of many sizes, so that some are clipped and some are not.
+    return (torch.randn(RECORDS, channels, size, size) * torch.logspace(-2, 1, RECORDS)[:, None, None, None],)
+
+
+def flat(width: int = 6) -> tuple[Tensor, ...]:
+    return (torch.randn(RECORDS, width) * torch.logspace(-2, 1, RECORDS)[:, None],)
+
+
+def words(length: int = 5) -> tuple[Tensor, ...]:
+    return (torch.randint(4, (RECORDS, length)),)
+
+
+def discriminator(height: int, width: int, channels: int, features: int = 16) -> Case:
+    shape = ImageArchitecture(height=height, width=width, channels=channels, classes=3)
+    rows = (torch.rand(RECORDS, channels, height, width) * 2 - 1, torch.randint(3, (RECORDS,)))
+    return Discriminator(shape, features), rows
+
+
+class Scored(nn.Module):
+    """A table of words, then a look at each."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__()
+        self.table, self.look = nn.Embedding(4, 6, **options), nn.Linear(6, 2)
+
+    def forward(self, index: Tensor) -> Tensor:
+        return self.look(self.table(index))
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "linear": lambda: (nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1)), flat()),
+    "linear without bias": lambda: (nn.Sequential(nn.Linear(6, 5, bias=False)), flat()),
+    "linear at places, few": lambda: (nn.Sequential(nn.Linear(40, 30)), (torch.randn(RECORDS, 3, 40),)),
+    "linear at places, many": lambda: (nn.Sequential(nn.Linear(4, 3)), (torch.randn(RECORDS, 30, 4),)),
+    "convolution, narrow": lambda: (nn.Sequential(nn.Conv2d(3, 4, 3, 1, 1), nn.Tanh()), images()),
+    "convolution, wide": lambda: (nn.Sequential(nn.Conv2d(3, 60, 5, 4, 0), nn.Tanh()), images()),
+    "convolution, odd": lambda: (
+        nn.Sequential(nn.Conv2d(3, 5, (3, 2), (2, 1), (0, 1), dilation=(1, 2), bias=False)),
+        images(),
+    ),
+    "convolution, channels last": lambda: (
+        nn.Sequential(nn.Conv2d(3, 4, 4, 2, 1), nn.ReLU(), nn.Conv2d(4, 1, 4)).to(
+            memory_format=torch.channels_last
+        ),
+        images(),
+    ),
+    "transposed convolution": lambda: (
+        nn.Sequential(nn.ConvTranspose2d(3, 4, 4, 2, 1), nn.Tanh(), nn.ConvTranspose2d(4, 2, 3, 2, 1, 1)),
+        images(),
+    ),
+    "transposed convolution, wide": lambda: (
+        nn.Sequential(nn.ConvTranspose2d(30, 8, 4, 2, 1, bias=False)),
+        images(30, 2),
+    ),
+    "embedding, one word": lambda: (Scored(), (torch.randint(4, (RECORDS,)),)),
+    "embedding, repeated words": lambda: (Scored(), words()),
+    "embedding, padded": lambda: (Scored(padding_idx=0), words()),
+    "group norm": lambda: (nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU()), images()),
+    "instance norm": lambda: (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.ReLU()),
+        images(),
+    ),
+    "layer norm": lambda: (nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 1)), flat()),
+    "layer norm at places": lambda: (
+        nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8)),
+        (torch.randn(RECORDS, 5, 6),),
+    ),
+    "discriminator 28": lambda: discriminator(28, 28, 1),
+    "discriminator 32 in colour": lambda: discriminator(32, 32, 3),
+    "discriminator, odd sizes": lambda: discriminator(9, 14, 1),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request) -> Case:
+    torch.manual_seed(7)
+    return CASES[request.param]()
+
+
+def plain(module: nn.Module, rows: tuple[Tensor, ...], clip_norm: float) -> Tensor:
+    """One by one, in double precision: nothing of the quick way is in here."""
+    module = module.double()
+    wide = tuple(row.double() if row.is_floating_point() else row for row in rows)
+    gradients = []
+    for record in range(len(rows[0])):
+        module.zero_grad()
+        loss(module, *(row[record : record + 1] for row in wide)).sum().backward()
+        gradients.append(torch.cat([memory_order(p.grad, p) for p in module.parameters()]))
+    module.float()
+    gradient = torch.stack(gradients)
+    return (gradient * (clip_norm / gradient.norm(dim=1, keepdim=True)).clamp(max=1)).sum(0)
+
+
+def memory_order(values: Tensor, like: Tensor) -> Tensor:
+    out = torch.empty_like(like)
+    out.copy_(values)
+    return out.as_strided((out.numel(),), (1,))
+
+
+@pytest.mark.parametrize("clip_norm", [0.1, 1.0, 1e3])
+def test_clipped_sum_is_that_of_the_plain_way(case, clip_norm):
+    module, rows = case
+    expected = plain(module, rows, clip_norm)
+    for physical_batch in (1, 7, 32):
+        total = clipped_sum(module, loss, rows, clip_norm=clip_norm, physical_batch=physical_batch).total
+        assert (total - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_both_plain_ways_agree(case):
+    module, rows = case
+    clipped, _ = clip_rows(record_gradients(module, loss, rows), 0.5)
+    expected = plain(module, rows, 0.5)
+    assert (clipped.sum(0) - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_no_contribution_is_longer_than_the_norm(case):
+    module, rows = case
+    for record in range(RECORDS):
+        one = tuple(row[record : record + 1] for row in rows)
+        for clip_norm in (1e-3, 1.0):
+            assert clipped_sum(module, loss, one, clip_norm=clip_norm).total.double().norm() <= clip_norm * (
+                1 + 1e-6
+            )
+
+
+def test_an_empty_batch_has_a_sum_of_nothing(case):
+    module, rows = case
+    empty = clipped_sum(module, loss, tuple(row[:0] for row in rows), clip_norm=1.0)
+    assert not empty.total.any()
+    assert len(empty.norms) == len(empty.losses) == 0
+
+
+def test_a_record_changes_its_own_row_and_no_other(case):
+    """Of the per-record norms and losses, and of the scores."""
+    module, rows = case
+    validate(module, rows)
+    before = clipped_sum(module, loss, rows, clip_norm=1.0)
+    changed = tuple(row.clone() for row in rows)
+    for row in changed:
+        row[4] = (row[4] + 1) * 1.5 if row.is_floating_point() else (row[4] + 1) % 3
+    after = clipped_sum(module, loss, changed, clip_norm=1.0)
+    others = torch.arange(RECORDS) != 4
+    assert torch.equal(before.norms[others], after.norms[others])
+    assert torch.equal(before.losses[others], after.losses[others])
+    assert before.norms[4] != after.norms[4]
+    assert not list(module.buffers())
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+def test_opacus_finds_the_same_gradients(case):
+    from opacus import GradSampleModule
+
+    module, rows = case
+    if isinstance(module, Discriminator):
+        pytest.skip("it has no rule for labels looked up; test_dpgan compares with labels convolved")
+    if any(getattr(layer, "padding_idx", None) is not None for layer in module.modules()):
+        pytest.skip("it gives a gradient to padding, where there is none")
+    if any(p.dim() == 4 and not p.is_contiguous() for p in module.parameters()):
+        pytest.skip("it reads channels-last memory as if it were contiguous")
+    ours = clipped_sum(module, loss, rows, clip_norm=1.0)
+    wrapped = GradSampleModule(module, loss_reduction="sum", strict=True)
+    loss(wrapped, *rows).sum().backward()
+    theirs = torch.cat([p.grad_sample.flatten(1) for p in module.parameters()], 1)
+    wrapped.remove_hooks()
+    assert torch.allclose(ours.norms.float(), theirs.norm(dim=1), rtol=1e-4, atol=1e-6)
+
+
+# Hostile numbers
+
+HOSTILE = [1e30, -1e30, 3e38, torch.nan, torch.inf, -torch.inf, 1e-42, -1e-45, 0.0, 1.0, 1e-20, 1e19]
+
+
+@pytest.mark.parametrize("clip_norm", [1e-3, 1.0, 50.0])
+def test_ten_thousand_hostile_gradients_stay_finite_and_within_the_norm(clip_norm):
+    source = torch.Generator().manual_seed(3)
+    kinds = torch.tensor(HOSTILE)
+    rows = kinds[torch.randint(len(HOSTILE), (10_000, 8), generator=source)]
+    rows[:2000] = kinds[torch.randint(len(HOSTILE), (2000, 1), generator=source)]  # all of one kind
+    rows[2000:4000, 1:] = 0  # one hostile number among zeros
+    clipped, norms = clip_rows(rows, clip_norm)
+    assert clipped.isfinite().all()
+    assert norms.isfinite().all()
+    assert (clipped.norm(dim=1) <= clip_norm * (1 + 1e-6)).all()
+    finite = rows.isfinite().all(1)
+    assert not clipped[~finite].any()
+    small = finite & (rows.double().norm(dim=1) <= clip_norm)
+    assert torch.equal(clipped[small], rows[small].double())
+    long = finite & ~small
+    assert torch.allclose(clipped[long].norm(dim=1), torch.tensor(clip_norm, dtype=torch.float64))
+
+
+def test_numbers_at_the_ends_of_double_precision():
+    rows = torch.tensor([[1e308, 1e308], [1e-320, 0], [-1e200, 1e-200]], dtype=torch.float64)
+    clipped, norms = clip_rows(rows, 1.0)
+    assert torch.allclose(clipped.norm(dim=1)[[0, 2]], torch.ones(2, dtype=torch.float64))
+    assert torch.equal(clipped[1], rows[1])
+    assert norms.isfinite().all()
+
+
+def test_hostile_records_through_every_layer(case):
+    """Whatever a record holds, the sum is that of the plain way."""
+    module, rows = case
+    if not rows[0].is_floating_point():
+        pytest.skip("words cannot be hostile")
+    source = torch.Generator().manual_seed(5)
+    for _ in range(2):
+        hostile = tuple(row.clone() for row in rows)
+        for record in range(0, RECORDS, 2):
+            flat_row = hostile[0][record].view(-1)
+            places = torch.randint(len(flat_row), (6,), generator=source)
+            flat_row[places] = torch.tensor(HOSTILE)[torch.randint(len(HOSTILE), (6,), generator=source)]
+        found = clipped_sum(module, loss, hostile, clip_norm=1.0, physical_batch=7)
+        assert found.total.isfinite().all()
+        assert found.norms.isfinite().all()
+        expected, _ = clip_rows(record_gradients(module, loss, hostile), 1.0)
+        assert (found.total - expected.sum(0)).norm() <= 1e-4 * expected.sum(0).norm() + 1e-6
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_record_that_is_not_finite_contributes_nothing(bad):
+    torch.manual_seed(1)
+    module, rows = CASES["discriminator 28"]()
+    poisoned = rows[0].clone()
+    poisoned[3] = bad
+    kept = torch.arange(RECORDS) != 3
+    without = clipped_sum(module, loss, tuple(row[kept] for row in rows), clip_norm=1.0).total
+    total = clipped_sum(module, loss, (poisoned, rows[1]), clip_norm=1.0).total
+    assert (total - without).norm() <= 1e-6 * without.norm()
+
+
+@pytest.mark.parametrize(
+    ("left", "right"), [(1.0, 1.0), (1e18, 1e-21), (1e-22, 1e18), (1e-25, 1e12), (3e-20, 3e18)]
+)
+def test_gram_norms_are_never_too_small(left, right):
+    """Also where terms cancel, and where squares vanish on one side while the product does not."""
+    source = torch.Generator().manual_seed(2)
+    lefts = torch.randn(50, 12, 40, generator=source)
+    rights = torch.randn(50, 12, 60, generator=source)
+    rights[10:20, 6:] = rights[10:20, :6]
+    lefts[10:20, 6:] = -lefts[10:20, :6] * (1 + 1e-3)  # nearly cancelling
+    lefts, rights = lefts * left, rights * right
+    products = Products(lefts, rights)
+    assert products.matrices is None
+    exact = (lefts.double().transpose(1, 2) @ rights.double()).square().sum((1, 2))
+    made = (lefts.transpose(1, 2) @ rights).double().square().sum((1, 2))
+    found = products.squares()
+    # Not finite is all right too: such a record is looked at by itself.
+    assert ((found >= torch.maximum(exact, made) * (1 - 1e-9)) | ~found.isfinite()).all()
+
+
+# What passes
+
+
+class Doubly(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.layer(x))
+
+
+class Mixing(nn.Module):
+    """Looks innocent layer by layer, and subtracts the batch mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x - x.mean(0))
+
+
+class Remembering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+class Bare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.scale
+
+
+def tied() -> nn.Module:
+    one, other = nn.Linear(6, 6), nn.Linear(6, 6)
+    other.weight = one.weight
+    return nn.Sequential(one, other)
+
+
+UNFIT: dict[str, Callable[[], Case]] = {
+    "batch norm": lambda: (nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)), flat()),
+    "batch norm without memory": lambda: (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)),
+        images(),
+    ),
+    "batch norm without parameters": lambda: (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, affine=False, track_running_stats=False)),
+        images(),
+    ),
+    "instance norm with memory": lambda: (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True, track_running_stats=True)),
+        images(),
+    ),
+    "a buffer": lambda: (Remembering(), flat()),
+    "a mixing forward": lambda: (Mixing(), flat()),
+    "an unknown layer": lambda: (nn.Sequential(nn.Bilinear(6, 6, 2)), flat()),
+    "a parameter of no layer": lambda: (Bare(), flat()),
+    "dropout": lambda: (nn.Sequential(nn.Linear(6, 6), nn.Dropout()), flat()),
+    "groups": lambda: (nn.Sequential(nn.Conv2d(4, 4, 3, groups=2)), images(4)),
+    "reflected padding": lambda: (nn.Sequential(nn.Conv2d(3, 4, 3, padding_mode="reflect")), images()),
+    "frequencies": lambda: (Scored(scale_grad_by_freq=True), words()),
+    "a shared weight": lambda: (tied(), flat()),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_networks_that_mix_or_remember_records_are_refused(name):
+    module, rows = UNFIT[name]()
+    with pytest.raises(NotPerRecord):
+        validate(module, rows)
+
+
+def test_a_layer_used_twice_is_refused_where_it_is_used():
+    with pytest.raises(NotPerRecord):
+        clipped_sum(Doubly(), loss, flat(), clip_norm=1.0)
+
+
+def test_the_dearer_way_is_not_taken():
+    """Places times both widths, against the product of the widths."""
+    few = Products(torch.randn(2, 3, 50), torch.randn(2, 3, 70))
+    many = Products(torch.randn(2, 90, 5), torch.randn(2, 90, 7))
+    assert few.matrices is None
+    assert many.matrices is not None
+    module, rows = CASES["discriminator 28"]()
+    gradients = layer_gradients(module, loss, rows)[0]
+    assert [type(g).__name__ for g in gradients] == [
+        "LinearGradients", "LabelPlanesGradients", "LinearGradients", "LinearGradients", "LinearGradients"
+    ]  # fmt: skip
+
+
+def test_no_hook_stays_behind():
+    module, rows = CASES["linear"]()
+    clipped_sum(module, loss, rows, clip_norm=1.0)
+    assert not any(layer._forward_hooks for layer in module.modules())
+
+
+def test_every_rule_is_tested():
+    used = {type(layer) for make in CASES.values() for layer in make()[0].modules()}
+    assert set(clipping.RULES) <= used

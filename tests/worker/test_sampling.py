@@ -1,0 +1,185 @@
+"""Batches are drawn as the accountant believes, as often as was paid for, and never fail to be drawn."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from core.faults import Failure, Fault
+from privacy.events import Geometry, PoissonGaussian, Query, SlicedProjection
+from tests.fakes import ImageRows, SeededRng
+from worker.mechanisms.noise import SecureRng
+from worker.mechanisms.sampling import BLANK, PoissonSampling, WithoutReplacement, uniform
+
+
+class Population:
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def take(self, indices: np.ndarray) -> None:
+        raise AssertionError("drawing looks at no record")
+
+
+def memberships(count: int, prob: float, steps: int) -> np.ndarray:
+    """steps x count: who was in."""
+    batches = list(PoissonSampling(prob=prob, steps=steps).batches(Population(count), SecureRng()))
+    member = np.zeros((steps, count), dtype=bool)
+    for step, batch in enumerate(batches):
+        assert (np.diff(batch) > 0).all()
+        member[step, batch] = True
+    return member
+
+
+def test_poisson_batches_vary_as_they_should():
+    """Shuffled epochs of fixed batches would give 0 here; N = 1000, q = 0.1, T = 1000."""
+    member = memberships(1000, 0.1, 1000)
+    sizes = member.sum(1)
+    assert 802 <= ((sizes - 100.0) ** 2).sum() / 90 <= 1227
+    assert abs(sizes.mean() - 100) < 5 * math.sqrt(90 / 1000)
+
+
+def test_each_record_is_in_by_itself():
+    member = memberships(1000, 0.1, 1000)
+    counts = member.sum(0)
+    assert (
+        stats.chisquare(
+            [(counts < 95).sum(), ((counts >= 95) & (counts <= 105)).sum(), (counts > 105).sum()],
+            1000 * np.diff([0, *stats.binom.cdf([94, 105], 1000, 0.1), 1]),
+        ).pvalue
+        > 1e-6
+    )
+    # In two steps running: q squared, where shuffling without return gives none or nearly none.
+    twice = (member[1:] & member[:-1]).mean()
+    assert abs(twice - 0.01) < 6 * math.sqrt(0.01 / member[1:].size)
+    # Two records together: q squared as well.
+    pairs = (member[:, 1:] & member[:, :-1]).mean()
+    assert abs(pairs - 0.01) < 6 * math.sqrt(0.01 / member[:, 1:].size)
+
+
+def test_empty_batches_are_ordinary():
+    """N = 50, q = 0.05: 0.95^50 is 7.7 %."""
+    draws = PoissonSampling(prob=0.05, steps=1000).batches(Population(50), SecureRng())
+    empty = sum(len(batch) == 0 for batch in draws)
+    assert abs(empty - 77) < 6 * math.sqrt(77)
+    assert draws.drawn == 1000
+
+
+def test_no_records_is_no_failure():
+    assert [
+        len(batch) for batch in PoissonSampling(prob=0.5, steps=3).batches(Population(0), SecureRng())
+    ] == [0] * 3
+
+
+@pytest.mark.parametrize("sampling", [
+    PoissonSampling(prob=0.5, steps=3),
+    WithoutReplacement(batch=2, population=10, steps=3),
+])  # fmt: skip
+def test_one_draw_more_than_planned_is_a_fault(sampling):
+    draws = sampling.batches(Population(10), SecureRng())
+    assert len(list(draws)) == draws.drawn == 3
+    assert list(draws) == []
+    with pytest.raises(Failure) as failure:
+        draws.draw()
+    assert failure.value.fault is Fault.ACCOUNTING_MISMATCH
+
+
+def test_what_was_drawn_before_counts():
+    draws = PoissonSampling(prob=0.5, steps=3).batches(Population(10), SecureRng(), drawn=2)
+    assert len(list(draws)) == 1
+    assert draws.drawn == 3
+
+
+def test_all_of_them_at_rate_one():
+    assert PoissonSampling(prob=1.0, steps=1).draw(5, SecureRng()).tolist() == [0, 1, 2, 3, 4]
+
+
+class Edge:
+    """Words just below and at a threshold."""
+
+    def __init__(self, *words: int) -> None:
+        self.given = np.array(words, dtype=np.uint64)
+
+    def words(self, count: int) -> np.ndarray:
+        return self.given[:count]
+
+
+@pytest.mark.parametrize("prob", [0.5, 0.1, 1 / 469, 2.0**-12, 1e-6, 1e-12])
+def test_the_rate_is_exact_and_never_above_what_was_charged(prob):
+    from fractions import Fraction
+
+    threshold = int(Fraction(prob) * 2**64)
+    assert PoissonSampling(prob=prob, steps=1).draw(2, Edge(threshold - 1, threshold)).tolist() == [0]
+    charged, used = Fraction(prob), Fraction(threshold, 2**64)
+    assert used == charged if prob >= 2.0**-12 else charged - Fraction(1, 2**64) < used <= charged
+
+
+def test_many_records_are_drawn_in_parts():
+    sampling = PoissonSampling(prob=0.01, steps=1)
+    batch = sampling.draw(3_000_001, SecureRng())
+    assert abs(len(batch) - 30_000) < 6 * math.sqrt(30_000)
+    assert batch.max() > 2_900_000
+    assert (np.diff(batch) > 0).all()
+
+
+def test_sampling_states_its_own_cost():
+    event = PoissonSampling(prob=0.01, steps=100).event(query=Query.SUM, bound=1.0, noise_stddev=2.0)
+    assert event == PoissonGaussian(
+        query=Query.SUM, bound=1.0, noise_stddev=2.0, steps=100, sampling_prob=0.01
+    )
+    event = WithoutReplacement(batch=10, population=500, steps=7).event(
+        geometry=Geometry.SPHERE, directions=20, dim=30, row_bound=0.5, noise_stddev=3.0
+    )
+    assert event == SlicedProjection(
+        geometry=Geometry.SPHERE, directions=20, dim=30, records=500, batch=10, noise_stddev=3.0, steps=7
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4, 6, 7])
+def test_every_set_is_equally_likely_without_replacement(batch):
+    sampling = WithoutReplacement(batch=batch, population=7, steps=4000)
+    seen: dict[tuple[int, ...], int] = {}
+    for drawn in sampling.batches(Population(7), SecureRng()):
+        assert len(set(drawn.tolist())) == batch
+        key = tuple(sorted(drawn.tolist()))
+        seen[key] = seen.get(key, 0) + 1
+    sets = math.comb(7, batch)
+    assert len(seen) == sets
+    if sets > 1:
+        assert stats.chisquare(list(seen.values())).pvalue > 1e-6
+
+
+def test_blank_rows_stand_in_for_missing_records():
+    sampling = WithoutReplacement(batch=50, population=100, steps=200)
+    batches = list(sampling.batches(Population(80), SecureRng()))
+    assert {len(batch) for batch in batches} == {50}
+    blanks = [int((batch == BLANK).sum()) for batch in batches]
+    assert abs(np.mean(blanks) - 10) < 1
+    assert max(batch.max() for batch in batches) == 79
+
+
+def test_more_records_than_declared_are_all_drawn_from():
+    sampling = WithoutReplacement(batch=5, population=10, steps=500)
+    seen = {int(index) for batch in sampling.batches(Population(20), SecureRng()) for index in batch}
+    assert seen == set(range(20))
+
+
+def test_whole_numbers_are_even():
+    counts = np.bincount(uniform(60_000, 6, SecureRng()), minlength=6)
+    assert stats.chisquare(counts).pvalue > 1e-6
+    assert set(uniform(100, 1, SecureRng())) == {0}
+    assert len(uniform(0, 5, SecureRng())) == 0
+
+
+def test_words_that_would_favour_small_numbers_are_drawn_again():
+    below = 3 * 2**61  # a quarter of all words is turned away
+    counts = np.bincount(uniform(30_000, below, SecureRng()) // 2**61, minlength=3)
+    assert stats.chisquare(counts).pvalue > 1e-6
+
+
+def test_a_sampler_shows_its_numbers_and_no_record():
+    draws = PoissonSampling(prob=0.1, steps=5).batches(ImageRows.random(10), SeededRng())
+    assert repr(draws) == "Draws(steps=5, drawn=0)"

@@ -1,0 +1,151 @@
+"""What every trainer promises, whatever it learns: the steps that were paid for, and no word on the way."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from core.faults import Failure, Fault
+from core.schema import ImageSchema
+from privacy.plans.base import Plan
+from privacy.plans.dpgan import DPGANPlan
+from tests.fakes import ImageRows
+from worker.mechanisms.noise import SecureRng
+from worker.synthesizers.image import ImageSynthesizer
+from worker.trainers import TRAINERS, Progress, Training
+from worker.trainers.dpgan import DPGANRecipe
+
+
+class CountedRows(ImageRows):
+    """Records that count how often they were asked."""
+
+    schema = ImageSchema(height=8, width=8, channels=1, classes=("a", "b", "c"))
+
+    def take(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        self.asked = getattr(self, "asked", 0) + 1
+        return super().take(indices)
+
+
+PLANS: dict[str, Callable[[int], Plan]] = {
+    "dpgan": lambda steps: DPGANPlan(
+        steps=steps, noise_multiplier=1.0, sampling_prob=0.1, expected_batch=5.0, clip_norm=1.0
+    ),
+}
+RECIPES = {"dpgan": DPGANRecipe(discriminator_features=16, generator_features=16, latent=4)}
+
+
+def training(kind: str, *, steps: int = 6, records: int = 50) -> Training:
+    rows = CountedRows.random(records)
+    return TRAINERS[kind](PLANS[kind](steps), rows, rng=SecureRng(), recipe=RECIPES[kind], device="cpu")
+
+
+pytestmark = pytest.mark.parametrize("kind", TRAINERS)
+
+
+def test_trainer_draws_exactly_what_it_planned(kind):
+    run = training(kind)
+    said = list(run.steps())
+    assert said == [Progress(step, 6) for step in range(1, 7)]
+    assert run.records.asked == run.draws.drawn == run.releases.made == 6
+    assert isinstance(run.synthesizer(), ImageSynthesizer)
+    assert list(run.steps()) == []
+    with pytest.raises(Failure) as failure:
+        run.draws.draw()
+    assert failure.value.fault is Fault.ACCOUNTING_MISMATCH
+
+
+def test_an_unfinished_training_has_no_synthesizer(kind):
+    run = training(kind)
+    next(run.steps())
+    with pytest.raises(Failure) as failure:
+        run.synthesizer()
+    assert failure.value.fault is Fault.ACCOUNTING_MISMATCH
+
+
+def test_what_it_does_is_what_its_plan_costs(kind):
+    run = training(kind)
+    event = run.plan.event()
+    assert run.sampling.event(query=event.query, bound=event.bound, noise_stddev=run.noise.stddev) == event
+    assert run.noise.steps == run.sampling.steps == event.steps
+
+
+def test_a_checkpoint_is_continued_to_the_same_number_of_steps(kind):
+    first = training(kind)
+    steps = first.steps()
+    for _ in range(4):
+        next(steps)
+    kept = save(first.checkpoint())
+    second = training(kind)
+    second.restore(load(kept))
+    assert [progress.step for progress in second.steps()] == [5, 6]
+    assert second.draws.drawn == second.releases.made == 6
+    second.synthesizer()
+
+
+def test_a_checkpoint_is_all_there_is_to_know(kind):
+    first, second = training(kind), training(kind)
+    next(first.steps())
+    second.restore(first.checkpoint())
+    one, other = first.checkpoint(), second.checkpoint()
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) or one[name].isnan().all() for name in one)
+
+
+def test_a_checkpoint_has_no_randomness(kind):
+    """Two that go on from the same place part at once: their noise is their own."""
+    kept = training(kind).checkpoint()
+    assert not [name for name in kept if "rng" in name or "seed" in name.split(".")[-1]]
+    ends = []
+    for _ in range(2):
+        run = training(kind)
+        run.restore(kept)
+        next(run.steps())
+        ends.append(run.checkpoint())
+    moved = [name for name in kept if name.startswith("discriminator.")]
+    assert moved
+    assert not any(torch.equal(ends[0][name], ends[1][name]) for name in moved)
+
+
+def test_a_checkpoint_that_lacks_something_is_refused(kind):
+    kept = training(kind).checkpoint()
+    kept.pop(next(name for name in kept if name.startswith("generator.")))
+    with pytest.raises(ValueError, match="lacks"):
+        training(kind).restore(kept)
+
+
+def test_progress_is_step_counts_and_nothing_else(kind):
+    progress = next(training(kind).steps())
+    assert [field.name for field in dataclasses.fields(progress)] == ["step", "steps"]
+    assert {type(value) for value in dataclasses.astuple(progress)} == {int}
+
+
+@pytest.mark.parametrize("records", [0, 1])
+def test_training_on_almost_nobody_is_ordinary(kind, records):
+    run = training(kind, records=records)
+    assert len(list(run.steps())) == 6
+    assert all(isinstance(value, float) for value in run.diagnostics().values())
+    run.synthesizer()
+
+
+def test_records_that_are_not_finite_or_not_of_a_class_do_not_stop_it(kind):
+    run = training(kind)
+    run.records.images[::2] = torch.nan
+    run.records.images[1::4] = torch.inf
+    run.records.labels[:10] = 99
+    run.records.labels[10:20] = -5
+    assert len(list(run.steps())) == 6
+    synthesizer = run.synthesizer()
+    assert all(weight.isfinite().all() for weight in synthesizer.network.parameters())
+
+
+def test_a_plan_that_is_not_calibrated_is_refused(kind):
+    with pytest.raises(Exception, match=r"noise|steps"):
+        TRAINERS[kind](
+            dataclasses.replace(PLANS[kind](3), noise_multiplier=None),
+            CountedRows.random(5),
+            rng=SecureRng(),
+            recipe=RECIPES[kind],
+        )
