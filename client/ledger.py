@@ -3,6 +3,7 @@
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -109,7 +110,7 @@ def export(
         parts = _json_lines(row for page in pages(service, account) for row in page["entries"])
     rows = -1 if format is FormatName.CSV else 0
     try:
-        with to.open("wb") if to else open(sys.stdout.fileno(), "wb", closefd=False) as out:
+        with to.open("wb") if to else nullcontext(sys.stdout.buffer) as out:
             for part in parts:
                 out.write(part)
                 rows += part.count(b"\n")

@@ -26,11 +26,13 @@ DELTA, ORDER = 1e-5, 8
 
 
 @contextmanager
-def own_database(servers):
-    """Like the fixture `database`, for a whole module; one at a time, since connections are limited."""
+def own_database(servers, *, crowd=False):
+    """Like the fixture `database`, for a whole module; one crowd at a time, since connections are limited."""
     name = f"t_{uuid.uuid4().hex}"
     with psycopg.connect(servers.owner_url.rsplit("/", 1)[0] + "/postgres", autocommit=True) as admin:
-        admin.execute("SELECT pg_advisory_lock(2), pg_advisory_lock(1)")
+        if crowd:
+            admin.execute("SELECT pg_advisory_lock(2)")
+        admin.execute("SELECT pg_advisory_lock(1)")
         admin.execute(f"CREATE DATABASE {name} TEMPLATE sluice")
         admin.execute("SELECT pg_advisory_unlock(1)")
 

@@ -37,7 +37,7 @@ def site(servers, tmp_path_factory):
     more = {"SLUICE_REQUESTS_PER_MINUTE": "1000000"}
     environment, directory = servers.environments["service"] | more, tmp_path_factory.mktemp("race")
     with (
-        own_database(servers) as database,
+        own_database(servers, crowd=True) as database,
         api_processes(PROCESSES, directory, environment, database) as (addresses, _),
     ):
         site = Site(database)
