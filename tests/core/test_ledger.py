@@ -112,18 +112,20 @@ def test_what_does_not_fit_is_refused_with_what_was_asked_and_left(books):
     assert books.broken(account) is None
 
 
-def test_the_last_unit_can_be_spent_and_not_one_more(books):
-    account = books.account()
-    cost = closed_cost(3.0)
+@pytest.mark.parametrize("missing", [0, 1])
+def test_the_last_unit_can_be_spent_and_not_one_more(missing, books):
+    account, cost = books.account(), closed_cost(3.0)
     with books.session("owner") as session:
-        room = account.capacity - cost
         session.execute(
-            text("UPDATE accounts SET settled = :room WHERE id = :id"), {"room": room, "id": account.id}
+            text("UPDATE accounts SET settled = :settled WHERE id = :id"),
+            {"settled": account.capacity - cost + missing, "id": account.id},
         )
-    books.reserve(account, 3.0)
-    assert books.now(account).left == 0
-    with pytest.raises(ledger.BudgetExceeded):
-        books.reserve(account, 1e4)  # next to nothing
+    if missing:
+        with pytest.raises(ledger.BudgetExceeded):
+            books.reserve(account, 3.0)
+    else:
+        books.reserve(account, 3.0)
+        assert books.now(account).left == 0
 
 
 def test_a_budget_only_grows(books):
