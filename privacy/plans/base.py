@@ -132,8 +132,12 @@ class Plan:
             return math.inf
 
     def to_dict(self) -> dict[str, Any]:
-        body = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {"kind": self.kind, **{k: v.value if isinstance(v, StrEnum) else v for k, v in body.items()}}
+        def plain(value: Any) -> Any:
+            if isinstance(value, StrEnum):
+                return value.value
+            return value.to_dict() if hasattr(value, "to_dict") else value
+
+        return {"kind": self.kind, **{field.name: plain(getattr(self, field.name)) for field in fields(self)}}
 
 
 def rounded_up(noise: float) -> float:

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from privacy.events import PoissonGaussian, Query, positive, probability
 from privacy.plans.base import Plan
+from privacy.plans.recipes import DPGANRecipe
 from privacy.problems import InvalidPlan
 
 
@@ -13,13 +14,15 @@ class DPGANPlan(Plan):
     """Per-record gradients clipped to `clip_norm`, summed over a Poisson batch, noised, then divided.
 
     `noise_multiplier` is noise_stddev / clip_norm. The divisor is `expected_batch`, a public constant,
-    never the size of the drawn batch. docs/guarantees.md#dpgan
+    never the size of the drawn batch. Without a recipe the preset for the worker's device is taken.
+    docs/guarantees.md#dpgan
     """
 
     kind: ClassVar[str] = "dpgan"
     sampling_prob: float
     expected_batch: float = 1.0
     clip_norm: float = 1.0
+    recipe: DPGANRecipe | None = None
 
     def check(self) -> None:
         probability("sampling_prob", self.sampling_prob, problem=InvalidPlan)

@@ -199,3 +199,15 @@ def test_targets_that_nothing_meets_are_named():
     for bad in ({"eps": 0}, {"eps": 1, "delta": 0}, {"eps": math.nan}):
         with pytest.raises(InvalidTarget):
             target(**bad)
+
+
+def test_a_recipe_rides_in_the_plan_and_costs_nothing():
+    body = {"kind": "dpgan", "sampling_prob": 0.01, "steps": 100, "noise_multiplier": 1.0}
+    plain, quick = plan_from_dict(body), plan_from_dict(body | {"recipe": "fast-cpu"})
+    assert plain.recipe is None
+    assert plan_from_dict(quick.to_dict()) == quick
+    assert quick.to_dict()["recipe"]["discriminator_features"] == 32
+    assert plain.event() == quick.event()
+    for odd in ("slow", 3, [], {"seed": 1}, {"latent": "x"}):
+        with pytest.raises(InvalidPlan):
+            plan_from_dict(body | {"recipe": odd})

@@ -11,6 +11,8 @@ from torch import Tensor
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
 from privacy.plans.dpgan import DPGANPlan
+from privacy.plans.recipes import PRESETS, DPGANRecipe
+from privacy.problems import InvalidPlan
 from tests.fakes import ImageRows, SeededRng
 from worker.mechanisms.clipping import clip_rows, record_gradients
 from worker.mechanisms.noise import SecureRng
@@ -22,7 +24,7 @@ from worker.synthesizers.image import (
     ImageSynthesizer,
     UnfitSynthesizer,
 )
-from worker.trainers.dpgan import LADDER, PRESETS, DPGANRecipe, DPGANTraining, Pace, adversarial_loss
+from worker.trainers.dpgan import LADDER, DPGANTraining, Pace, adversarial_loss
 from worker.trainers.networks import Discriminator
 
 SMALL = DPGANRecipe(discriminator_features=16, generator_features=16, latent=4, physical_batch=8)
@@ -393,10 +395,14 @@ def test_recipes_read_back_as_they_were_written():
         {"accuracy_floor": 1.5},
         {"average_decay": 1.0},
         {"physical_batch": 0},
+        {"latent": "many"},
+        {"generator_rate": "fast"},
+        {"betas": 3},
+        {"betas": None},
     ],
 )
 def test_odd_recipes_are_refused(odd):
-    with pytest.raises(ValueError, match=r"has no|out of range"):
+    with pytest.raises(InvalidPlan, match=r"has no|out of range|no number"):
         DPGANRecipe.from_dict(odd)
 
 

@@ -12,11 +12,11 @@ from core.faults import Failure, Fault
 from core.schema import ImageSchema
 from privacy.plans.base import Plan
 from privacy.plans.dpgan import DPGANPlan
+from privacy.plans.recipes import DPGANRecipe
 from tests.fakes import ImageRows
 from worker.mechanisms.noise import SecureRng
 from worker.synthesizers.image import ImageSynthesizer
 from worker.trainers import TRAINERS, Progress, Training
-from worker.trainers.dpgan import DPGANRecipe
 
 
 class CountedRows(ImageRows):
@@ -105,8 +105,8 @@ def test_a_checkpoint_has_no_randomness(kind):
         next(run.steps())
         ends.append(run.checkpoint())
     moved = [name for name in kept if name.startswith("discriminator.")]
-    assert moved
-    assert not any(torch.equal(ends[0][name], ends[1][name]) for name in moved)
+    one, other = (torch.cat([end[name].flatten() for name in moved]) for end in ends)
+    assert (one != other).double().mean() > 0.4  # Adam's first step is a sign, equal half of the time
 
 
 def test_a_checkpoint_that_lacks_something_is_refused(kind):
