@@ -10,6 +10,7 @@ def connect(url: str, *, pool_size: int = 5) -> Engine:
     return create_engine(
         url.replace("postgres://", "postgresql://", 1).replace("postgresql://", "postgresql+psycopg://", 1),
         pool_size=pool_size,
+        max_overflow=0,  # what does not fit waits: more connections than the server allows would be refused
         pool_pre_ping=True,
         isolation_level="READ COMMITTED",
         hide_parameters=True,  # an error's text may reach a log, and a parameter may be anything
