@@ -28,11 +28,9 @@ def check() -> int:
 def test(arguments: list[str], *, long: bool) -> int:
     """Parallel unless the caller says otherwise; one stack serves the whole run."""
     marks = [] if long else ["-m", "not long"]
-    workers = (
-        []
-        if any(a.startswith(("-n", "--pdb")) for a in arguments)
-        else ["-n", str(min(os.cpu_count() or 1, 8))]
-    )
+    alone = any(a.startswith(("-n", "--pdb")) for a in arguments)
+    # By file: the tests of one file share servers that are theirs alone.
+    workers = [] if alone else ["-n", str(min(os.cpu_count() or 1, 8)), "--dist", "loadfile"]
     static = 0 if arguments else check()
     return _run([sys.executable, "-m", "pytest", *workers, *marks, *arguments]) or static
 
