@@ -35,7 +35,7 @@ def healthz() -> Alive:
     return Alive(version=version("sluice"))
 
 
-@router.get("/readyz", responses={503: {"description": "A part that is needed does not answer"}})
+@router.get("/readyz")
 def readyz(request: Request) -> Ready:
     settings: ServiceSettings = request.app.state.settings
     engine: Engine = request.app.state.engine

@@ -19,7 +19,7 @@ _ALGORITHMS = ("RS256", "RS384", "RS512", "ES256", "ES384", "PS256", "EdDSA")
 _KEYS_FOR = 600.0
 _ASK_AGAIN_AFTER = 10.0
 _SKEW = 10  # seconds by which two honest clocks may differ
-_SUBJECT = re.compile(r"[\x21-\x7e]{1,255}")
+_SUBJECT = re.compile(r"[\x20-\x7e]{1,255}")
 _REFUSED = "The token was not issued for this service, has expired, or names no role here; sign in again."
 
 

@@ -160,6 +160,11 @@ async def _plain(request: Request, problem: HTTPException) -> JSONResponse:
     slug, title, detail = _PLAIN.get(problem.status_code, fallback)
     answer = _answer(request, problem.status_code, slug, title, detail)
     answer.headers.update(problem.headers or {})
+    if problem.status_code == 405:
+        # A router names the methods of the one route it found; an address may have several.
+        path = getattr(request.scope.get("route"), "path", None)
+        methods = {method for method, each in request.app.state.permissions if each == path}
+        answer.headers["Allow"] = ", ".join(sorted(methods)) or answer.headers["Allow"]
     return answer
 
 

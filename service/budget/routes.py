@@ -1,11 +1,12 @@
 """HTTP for budgets: the admin's ledger, proposals for larger budgets, the witness."""
 
+import re
 import uuid
-from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
+from pydantic import AwareDatetime, BeforeValidator
 from sqlalchemy import select
 from starlette.status import HTTP_201_CREATED
 
@@ -30,6 +31,15 @@ from service.deps import Cursor, Limit, Page, SessionDep, page
 
 router = APIRouter(tags=["budget"])
 Kind = Literal["grant", "reserve", "settle", "void"]
+
+
+def _dated(value: Any) -> Any:
+    if isinstance(value, str) and not re.match(r"\d{4}-\d\d-\d\d", value):
+        raise ValueError("write a date and time as in 2026-11-16T09:30:00Z")  # seconds since 1970 are neither
+    return value
+
+
+Moment = Annotated[AwareDatetime, BeforeValidator(_dated)]
 
 
 @router.get("/v1/admin/ledger")
@@ -58,7 +68,7 @@ def show_account(
     session: SessionDep,
     kind: Annotated[Kind | None, Query()] = None,
     actor: Annotated[str | None, Query(max_length=200, pattern=r"^[^\x00-\x1f]*$")] = None,
-    since: Annotated[datetime | None, Query()] = None,
+    since: Annotated[Moment | None, Query()] = None,
     after: Annotated[int, Query(ge=0, le=2**62, description="`next` of the page before.")] = 0,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
     format: Annotated[Literal["json", "csv"], Query(description="csv: all rows, as a file.")] = "json",

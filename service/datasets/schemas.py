@@ -4,7 +4,7 @@ import uuid
 from datetime import datetime
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from core.schema import Schema
 from core.tables import Dataset
@@ -12,8 +12,14 @@ from privacy.relation import Relation
 from service.deps import Body, View
 
 Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
-# Numbers are numbers: neither "5" nor true is one.
-Whole = Annotated[int, Field(strict=True)]
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# Numbers are numbers: 5.0 is a whole one, neither "5" nor true is any.
+Whole = Annotated[int, BeforeValidator(_whole), Field(strict=True)]
 Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 

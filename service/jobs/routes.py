@@ -25,6 +25,13 @@ quotes = APIRouter(prefix="/v1/quotes", tags=["jobs"])
 jobs = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 _LOOK_EVERY = 1.0
+_EVENT = {
+    "type": "object",
+    "properties": {
+        "event": {"const": "job"},
+        "data": {"type": "string", "contentMediaType": "application/json", "description": "A JobView."},
+    },
+}
 State = Literal["queued", "running", "trained", "failed", "cancelled"]
 
 
@@ -85,7 +92,7 @@ def cancel(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep) -> JobView:
 @jobs.get(
     "/{id}/events",
     response_class=StreamingResponse,
-    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+    responses={200: {"content": {"text/event-stream": {"schema": _EVENT}}}},
 )
 def events(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep, request: Request) -> StreamingResponse:
     """The job as server-sent events, whenever it changes, until it ends."""

@@ -3,35 +3,44 @@
 import dataclasses
 import uuid
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, Union
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import Field, create_model
 
 from core.tables import Job
 from privacy.accountant import Accountant
-from privacy.plans import PLANS, Plan
+from privacy.plans import PLANS
 from privacy.relation import Relation
 from service.datasets.schemas import Finite, Whole
 from service.deps import Body, View
 
-_NUMBERS = {int: Whole, int | None: Whole | None, float: Finite, float | None: Finite | None}
+_Preset = Annotated[str, Field(max_length=40, description="The name of a preset.")]
 
 
-def _body_of(plan: type[Plan]) -> Any:
-    """The fields of a plan as a body: their names and types are checked here, their values by the plan."""
-    fields: dict[str, Any] = {
-        field.name: (
-            _NUMBERS.get(field.type, field.type),
-            ... if field.default is dataclasses.MISSING else field.default,
-        )
-        for field in dataclasses.fields(plan)
+def _typed(kind: Any) -> Any:
+    """A field's type as it may be sent: numbers are numbers, and a part of a plan may go by a name."""
+    if kind in (int, float):
+        return Whole if kind is int else Finite
+    if dataclasses.is_dataclass(kind):
+        return Union[_Preset, _model(kind)]  # noqa: UP007 (of values)
+    inner = tuple(_typed(each) for each in get_args(kind))
+    if not inner:
+        return kind
+    return Union[inner] if get_origin(kind) is UnionType else get_origin(kind)[inner]  # noqa: UP007
+
+
+def _model(described: Any, **fixed: Any) -> Any:
+    """The fields of a dataclass as a body: names and types are checked here, values by the class itself."""
+    fields = {
+        field.name: (_typed(field.type), ... if field.default is dataclasses.MISSING else field.default)
+        for field in dataclasses.fields(described)
     }
-    kind: Any = Literal[plan.kind]  # type: ignore[name-defined]
-    return create_model(plan.__name__, __base__=Body, __doc__=plan.__doc__, kind=(kind, ...), **fields)
+    return create_model(described.__name__, __base__=Body, __doc__=described.__doc__, **fixed, **fields)
 
 
 PlanBody = Annotated[
-    Union[tuple(_body_of(plan) for plan in PLANS.values())],  # noqa: UP007 (of a tuple)
+    Union[tuple(_model(plan, kind=(Literal[name], ...)) for name, plan in PLANS.items())],  # noqa: UP007
     Field(
         discriminator="kind",
         description="`kind` and the numbers of that plan, as `sluice quote KIND --json` prints them.",

@@ -229,5 +229,3 @@ def opened(servers: Servers, **settings: Any) -> Iterator[House]:
 
 def new_key() -> str:
     return secrets.token_hex(16)
-
-

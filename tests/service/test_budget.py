@@ -135,7 +135,8 @@ def test_reading_all_history_again_names_the_rows_that_changed(house, account):
         assert told["total"] == spent[accountant]
     house.sql("ALTER TABLE entries DISABLE TRIGGER entries_stay")
     house.sql(
-        "UPDATE entries SET readings = jsonb_set(readings, '{pld}', '0.1') WHERE account_id = %s AND number = 3",
+        "UPDATE entries SET readings = jsonb_set(readings, '{pld}', '0.1') "
+        "WHERE account_id = %s AND number = 3",
         account["id"],
     )
     house.sql("ALTER TABLE entries ENABLE TRIGGER entries_stay")

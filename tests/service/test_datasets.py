@@ -170,7 +170,8 @@ def test_a_curator_cannot_tell_others_datasets_from_none(house):
 
 
 @pytest.mark.parametrize(
-    "again", ["re-upload", "rename", "delete and register anew", "other curator", "declared child", "grandchild"]
+    "again",
+    ["re-upload", "rename", "delete and register anew", "other curator", "declared child", "grandchild"],
 )
 def test_the_same_people_never_get_a_fresh_budget(again, house):
     content = os.urandom(32)
@@ -276,7 +277,8 @@ def test_names_are_for_people_and_never_part_of_an_address(house):
     """U3: what a caller calls a dataset is shown back and appears in no key."""
     names = [
         "../../etc/passwd", "/etc/passwd", "..\\..\\x", "%2e%2e%2f", "a/b/c", "C:\\x", "CON", "nul", "~root",
-        "x" * 200, "‮gnp.exe", "naïve", "数据", "😀", ".", "..", "...", "-rf", "--help", "$(id)", "`id`", "a;b",
+        "x" * 200, "‮gnp.exe", "naïve", "数据", "😀", ".", "..", "...", "-rf", "--help", "$(id)", "`id`",
+        "a;b",
         "a|b", "a&b", "a b", "'", '"', "<script>", "%00", "\\x00", "=1+1", "@SUM(A1)",
     ]  # fmt: skip
     assert len(names) >= 30
@@ -298,7 +300,11 @@ def test_a_lost_store_is_named_and_leaves_the_dataset_as_it_was(house, monkeypat
     )
     monkeypatch.setattr(house.app.state.inbox, "_client", far)
     answer = house.curator.post(f"/v1/datasets/{id}/upload")
-    assert (answer.status_code, answer.json()["slug"], answer.headers["retry-after"]) == (503, "not-ready", "2")
+    assert (answer.status_code, answer.json()["slug"], answer.headers["retry-after"]) == (
+        503,
+        "not-ready",
+        "2",
+    )
     monkeypatch.undo()
     assert house.curator.get(f"/v1/datasets/{id}").json()["state"] == "draft"
     assert house.curator.post(f"/v1/datasets/{id}/upload").status_code == 200
