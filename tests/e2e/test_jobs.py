@@ -87,11 +87,11 @@ def site(start):
 
 def test_from_registration_to_a_settled_job_through_a_worker_that_dies(site):
     dataset = site.dataset()
-    job = site.job(dataset, steps=1500, key="one")
+    job = site.job(dataset, steps=500, key="one")
     site.wait(f"/v1/jobs/{job}", (), 60, until=lambda view: view["progress"]["step"] > 0)
     site.up.children()["train"].kill()
     view = site.wait(f"/v1/jobs/{job}", ("trained", "failed"), 120)
-    assert (view["state"], view["progress"]["step"]) == ("trained", 1500)
+    assert (view["state"], view["progress"]["step"]) == ("trained", 500)
     assert site.entries(job) == ["reserve", "settle"]
     budget = site.ask("GET", f"/v1/datasets/{dataset}/budget")
     assert (budget["held"], budget["settled"]) == (0, view["cost"])
@@ -106,7 +106,7 @@ def test_servers_killed_at_random_during_jobs(server, site):
     jobs = []
     for kill in range(10):
         if kill % 4 == 0:
-            jobs.append(site.job(dataset, steps=600, key=f"job {kill}"))
+            jobs.append(site.job(dataset, steps=300, key=f"job {kill}"))
         time.sleep(chance.uniform(0, 0.7))  # at random: there is no event to wait for
         if server == "valkey" and kill % 2:
             empty_queue(site)

@@ -1,5 +1,6 @@
 """A train worker whose messages come back after SECONDS, though its jobs take longer."""
 
+import os
 import sys
 
 from core.queue import bell
@@ -9,6 +10,7 @@ from worker.train import make_trainer, register
 
 
 def main() -> None:
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     settings = life.settings_or_exit(TrainSettings, "train")
     trainer, url = make_trainer(settings), str(settings.queue_url)
     app = bell("train", url)

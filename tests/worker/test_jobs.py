@@ -245,7 +245,7 @@ def test_what_is_fixed_about_a_job_cannot_be_changed_by_a_worker(place, mortal):
 
 @pytest.mark.parametrize(
     ("visible", "steps"),
-    [(2, 1500), pytest.param(5, 10_000, marks=pytest.mark.long)],
+    [(2, 400), pytest.param(5, 10_000, marks=pytest.mark.long)],
     ids=["short", "minute"],
 )
 def test_messages_that_come_back_during_a_job_start_nothing(visible, steps, place):
