@@ -119,7 +119,7 @@ def served(app: FastAPI) -> Iterator[httpx.Client]:
     """The application behind a real server on a real port, and a client for it."""
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
     listening = socket.create_server(("127.0.0.1", 0))
-    # asyncio sets this only for sockets that name their protocol, and each answer would wait 40 ms for an ACK.
+    # asyncio sets this only for sockets that name their protocol; without, each answer waits 40 ms.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
