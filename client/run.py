@@ -71,8 +71,8 @@ def demo(port: int) -> None:
                 stack.stop()
         console.print(f"stopped in {stack.timings['all stopped']:.1f} s; nothing is left behind")
     console.print(
-        "Not shown yet: registering a dataset, training and releasing. They are being built.\n"
-        "What already works: sluice quote, which prices a training job before any data is touched."
+        "Not shown yet: publishing a release, which is being built.\n"
+        "What works: sluice up, then datasets, quotes, training jobs and the ledger, as the README shows."
     )
 
 
