@@ -240,7 +240,7 @@ class DPGANTraining:
                     found[f"{name}_loss"] = losses.mean().item()
                     found[f"{name}_gradient_norm"] = norms.median().item()
                     found[f"{name}_clipped"] = (norms > self.clip_norm).double().mean().item()
-        return found
+        return {name: value for name, value in found.items() if math.isfinite(value)}
 
     def synthesizer(self) -> ImageSynthesizer:
         if not self.draws.drawn == self.releases.made == self.plan.known_steps:
