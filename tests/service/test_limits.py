@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +17,6 @@ import structlog
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from client.local.child import port_is_free
 from core import log
 from service import limits
 from tests.service.house import BUDGET, IMAGES, PLAN, House, opened
@@ -181,7 +181,8 @@ def fresh_process(house: House, at, port: int) -> subprocess.Popen:
 
 def test_logs_and_metrics_hold_ids_and_nothing_a_person_typed(house, tmp_path):
     """A4, U6: a process of its own, whose every line is read; then every table is searched for keys."""
-    port = next(p for p in range(28_100, 28_200) if port_is_free(p))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     out = tmp_path / "log"
     with out.open("wb") as at:
         process = fresh_process(house, at, port)

@@ -19,6 +19,8 @@ from service import oidc
 from tests.conftest import served
 from tests.service.house import opened
 
+SECRET = b"a secret that was published by mistake, 48 bytes"
+
 
 class Issuer:
     """An OpenID provider as far as a relying service sees it: discovery and a key set."""
@@ -42,7 +44,13 @@ class Issuer:
         for kid, key in self.keys.items():
             public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key()))
             described.append(public | {"kid": kid, "alg": "RS256", "use": "sig"})
-        return {"keys": described}
+        secret = {
+            "kty": "oct",
+            "k": base64.urlsafe_b64encode(SECRET).decode(),
+            "kid": "secret",
+            "alg": "HS256",
+        }
+        return {"keys": [*described, secret]}  # a provider that errs: such a key is none
 
     def new_key(self, kid):
         self.keys[kid] = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -135,6 +143,7 @@ def forged(issuer, kind):
         "alg none": lambda: f"{part[0]}.{part[1]}.",
         "alg none, signature kept": lambda: f"{part[0]}.{part[1]}.{signature}",
         "HS256 with the public key": lambda: _hmac(issuer, pem),
+        "HS256 with a published secret": lambda: issuer.token(key=SECRET, kid="secret", algorithm="HS256"),
         "unknown kid": lambda: issuer.token(headers={"kid": "unheard of"}),
         "another's key under a known kid": lambda: issuer.token(key=stranger),
         "another body": lambda: f"{head}.{part[1]}.{signature}",
@@ -165,7 +174,8 @@ FORGERIES = (
     "wrong audience", "no audience", "wrong issuer", "expired", "no expiry", "not yet",
     "issued in the future", "no subject", "empty subject", "subject with a NUL", "alg none",
     "alg none, signature kept",
-    "HS256 with the public key", "unknown kid", "another's key under a known kid", "another body", "no role",
+    "HS256 with the public key", "HS256 with a published secret", "unknown kid",
+    "another's key under a known kid", "another body", "no role",
     "no role claim", "a role we do not know", "roles that are no list", "a jku of its own", "cut off",
     "two parts", "nonsense",
 )  # fmt: skip
