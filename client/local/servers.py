@@ -154,7 +154,7 @@ class Valkey:
             f'dir "{self.directory}"',
             'save ""',
             f"appendonly {'yes' if self.durable else 'no'}",
-            "appendfsync everysec",
+            "appendfsync always",  # everysec may hold writes back behind a slow disk, and lose them to a kill
             "maxmemory-policy noeviction",  # a queue never drops a message
             "user default off",
             *users,

@@ -106,7 +106,7 @@ def test_servers_killed_at_random_during_jobs(server, site):
     jobs = []
     for kill in range(10):
         if kill % 4 == 0:
-            jobs.append(site.job(dataset, steps=300, key=f"job {kill}"))
+            jobs.append(site.job(dataset, steps=300, key=f"job-{kill}"))
         time.sleep(chance.uniform(0, 0.7))  # at random: there is no event to wait for
         if server == "valkey" and kill % 2:
             empty_queue(site)
