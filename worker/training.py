@@ -32,6 +32,7 @@ from core.stores.vault import Vault
 from core.tables import Account, Dataset
 from privacy.plans import Plan, plan_from_dict
 from privacy.problems import Problem as PrivacyProblem
+from worker import plot
 from worker.claims import LEASE, MOST_ATTEMPTS, Claim, Fenced, claim
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ class Trainer:
                 saved = time.monotonic()
             if stopping:
                 raise HandBack
-        self.vault.put_diagnostics(job.id, held.fence, diagnostics.body())
+        self.vault.put_diagnostics(job.id, held.fence, diagnostics.files())
         self.point("diagnostics")
 
     def _save(self, held: Claim, training: "Training", diagnostics: "Diagnostics") -> None:
@@ -213,7 +214,7 @@ class Trainer:
 
         self.point("before checkpoint")
         self.vault.put_checkpoint(held.job.id, held.fence, save(training.checkpoint()))
-        self.vault.put_diagnostics(held.job.id, held.fence, diagnostics.body())
+        self.vault.put_diagnostics(held.job.id, held.fence, diagnostics.files())
         self.point("after checkpoint")
         held.checkpointed()
         self.point("checkpointed")
@@ -223,14 +224,18 @@ class Diagnostics:
     """Losses and norms of some steps, for the curator alone; a thousand lines or so for any job."""
 
     def __init__(self) -> None:
-        self._lines: list[str] = []
+        self._rows: list[dict[str, float]] = []
 
     def add(self, step: int, steps: int, training: "Training") -> None:
         if step == 1 or step == steps or step % max(1, steps // 1000) == 0:
-            self._lines.append(json.dumps({"step": step, **training.diagnostics()}))
+            self._rows.append({"step": step, **training.diagnostics()})
 
-    def body(self) -> bytes:
-        return "".join(line + "\n" for line in self._lines).encode()
+    def files(self) -> dict[str, bytes]:
+        """The numbers as JSON lines, and a picture of them."""
+        names = dict.fromkeys(name for row in self._rows for name in row if name != "step")
+        drawn = {name: [(row["step"], row[name]) for row in self._rows if name in row] for name in names}
+        body = "".join(json.dumps(row) + "\n" for row in self._rows)
+        return {"jsonl": body.encode(), "svg": plot.lines(drawn).encode()}
 
 
 @dataclass

@@ -27,8 +27,9 @@ class Vault:
         for attempt in range(1, fence + 1):
             self._put(f"checkpoints/{job}/{attempt}", b"")
 
-    def put_diagnostics(self, job: uuid.UUID, fence: int, body: bytes) -> None:
-        self._put(f"diagnostics/{job}/{fence}.jsonl", body)
+    def put_diagnostics(self, job: uuid.UUID, fence: int, files: dict[str, bytes]) -> None:
+        for ending, body in files.items():
+            self._put(f"diagnostics/{job}/{fence}.{ending}", body)
 
     def put_synthesizer(self, job: uuid.UUID, fence: int, files: dict[str, bytes]) -> str:
         """The prefix under which the publisher finds the files."""

@@ -8,6 +8,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from xml.etree import ElementTree
 
 import psutil
 import pytest
@@ -17,6 +18,7 @@ from core.queue import bell, ring
 from worker import sweep
 from worker.claims import Fenced, claim
 
+SVG = "{http://www.w3.org/2000/svg}"
 POINTS = [
     "claimed", "planned", "witnessed", "opened", "fetching", "fetched", "read", "built", "records", "stepped",
     "before checkpoint", "after checkpoint", "checkpointed", "followed", "diagnostics", "synthesizer",
@@ -50,9 +52,15 @@ def test_a_job_is_trained_settled_and_leaves_nothing_but_its_synthesizer(place, 
         row.synthesizer_key + "synthesizer.safetensors",
     }
     assert all(size == 0 for size in place.vault_keys(f"checkpoints/{job}").values())
-    [diagnostics] = place.vault_keys(f"diagnostics/{job}")
-    body = place.admin.get_object(Bucket="sluice-vault", Key=diagnostics)["Body"].read()
-    assert [json.loads(line)["step"] for line in body.splitlines()] == [1, 2, 3, 4, 5, 6]
+    kept = {
+        key.rsplit(".")[-1]: place.admin.get_object(Bucket="sluice-vault", Key=key)["Body"].read()
+        for key in place.vault_keys(f"diagnostics/{job}")
+    }
+    assert set(kept) == {"jsonl", "svg"}
+    rows = [json.loads(line) for line in kept["jsonl"].splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    shown = [text.text.split(":")[0] for text in ElementTree.fromstring(kept["svg"]).iter(f"{SVG}text")]
+    assert set(shown) == {name for row in rows for name in row} - {"step"}
 
 
 @pytest.mark.parametrize(("point", "count"), MOMENTS)
