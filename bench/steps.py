@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 from worker.mechanisms.clipping import clipped_sum, like
 from worker.mechanisms.noise import GaussianNoise, SecureRng
-from worker.synthesizers.image import ImageArchitecture
+from worker.synthesizers.dcgan import DCGAN
 from worker.trainers.dpgan import adversarial_loss
 from worker.trainers.networks import Discriminator
 
 CLIP_NORM, NOISE_MULTIPLIER = 1.0, 1.0
-SHAPE = ImageArchitecture(height=28, width=28, channels=1, classes=10)
+SHAPE = DCGAN(height=28, width=28, channels=1, classes=10)
 WAYS = ("nonprivate", "opacus_hooks", "opacus_ghost", "ours")
 
 Step = Callable[[], None]

@@ -6,7 +6,6 @@ from enum import StrEnum
 from privacy.plans.base import Clipping, Plan, PublishedReading, Target
 from privacy.plans.dpgan import DPGANPlan
 from privacy.plans.gswgan import GSWGANPlan
-from privacy.plans.recipes import DPGANRecipe
 from privacy.plans.sinkhorn import SinkhornPlan
 from privacy.plans.swd import SWDOneShotPlan, SWDPlan
 from privacy.problems import InvalidPlan
@@ -27,8 +26,8 @@ def plan_from_dict(body: object) -> Plan:
     given = {name: value for name, value in body.items() if name != "kind"}
     if odd := sorted(set(map(str, given)) - set(known)):
         raise InvalidPlan(f"A {cls.kind} plan has no {', '.join(odd)}; it has {', '.join(known)}.")
-    if cls is DPGANPlan:
-        given["recipe"] = DPGANRecipe.read(given.get("recipe"))
+    if cls.recipes is not None:
+        given["recipe"] = cls.recipes.read(given.get("recipe"))
     for name, value in given.items():
         enum = known[name].type
         if (

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 from privacy.account import check_epsilon
 from privacy.accountant import Accountant, Reading, check_delta, epsilon
 from privacy.events import MOST_STEPS, Event, positive, whole
+from privacy.plans.recipe import Recipe
 from privacy.problems import InvalidPlan, NotCalibrated, TargetOutOfReach, TooCostlyToAccount
 from privacy.relation import Relation
 
@@ -51,6 +52,7 @@ class Plan:
     """Every number training will use. `noise_multiplier` is noise / sensitivity as each plan states it."""
 
     kind: ClassVar[str]
+    recipes: ClassVar[type[Recipe] | None] = None  # what the field `recipe` holds, where there is one
     steps: int | None = None
     noise_multiplier: float | None = None
 

@@ -1,12 +1,61 @@
 """DPGAN: a discriminator trained by DP-SGD; the generator only ever sees the noised discriminator."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from privacy.events import PoissonGaussian, Query, positive, probability
 from privacy.plans.base import Plan
-from privacy.plans.recipes import DPGANRecipe
+from privacy.plans.recipe import Recipe, check
 from privacy.problems import InvalidPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPGANRecipe(Recipe):
+    """How the pair learns. Public, and without any bearing on the cost.
+
+    `discriminator_steps` are taken for each generator step. With `accuracy_floor` they go up the ladder 1, 2,
+    5, 10, ... when the average accuracy on fakes has sunk to it, but no sooner than 2 / (1 - accuracy_decay)
+    generator steps after the last time. With `average_decay` the synthesizer has the running average of the
+    generator's weights. `physical_batch` records are held at a time.
+    """
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "paper": {"physical_batch": 512},
+        # The paper's rhythm with narrower networks. Not shown to give a useful release in minutes: see
+        # docs/decisions/0020-dpgan-on-a-cpu.md.
+        "fast-cpu": {
+            "discriminator_features": 32,
+            "generator_features": 32,
+            "latent": 64,
+            "average_decay": 0.99,
+            "physical_batch": 128,
+        },
+    }
+
+    discriminator_features: int = 128
+    generator_features: int = 128
+    latent: int = 128
+    discriminator_rate: float = 2e-4
+    generator_rate: float = 2e-4
+    betas: tuple[float, float] = (0.5, 0.999)
+    discriminator_steps: int = 1
+    accuracy_floor: float | None = 0.6
+    accuracy_decay: float = 0.99
+    average_decay: float | None = None
+    physical_batch: int = 32
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "betas", tuple(self.betas))
+        for name in ("discriminator_features", "generator_features"):
+            check(name, type(value := getattr(self, name)) is int and 16 <= value <= 1024 and value % 2 == 0)
+        for name in ("latent", "discriminator_steps", "physical_batch"):
+            check(name, type(value := getattr(self, name)) is int and 1 <= value <= 100_000)
+        for name in ("discriminator_rate", "generator_rate"):
+            check(name, 0 < getattr(self, name) <= 1)
+        check("betas", len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas))
+        check("accuracy_floor", self.accuracy_floor is None or 0 < self.accuracy_floor < 1)
+        check("accuracy_decay", 0 <= self.accuracy_decay < 1)
+        check("average_decay", self.average_decay is None or 0 <= self.average_decay < 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +68,7 @@ class DPGANPlan(Plan):
     """
 
     kind: ClassVar[str] = "dpgan"
+    recipes: ClassVar[type[Recipe]] = DPGANRecipe
     sampling_prob: float
     expected_batch: float = 1.0
     clip_norm: float = 1.0

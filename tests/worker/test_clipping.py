@@ -18,7 +18,7 @@ from worker.mechanisms.clipping import (
     record_gradients,
     validate,
 )
-from worker.synthesizers.image import ImageArchitecture
+from worker.synthesizers.dcgan import DCGAN
 from worker.trainers.networks import Discriminator
 
 RECORDS = 13
@@ -45,7 +45,7 @@ def words(length: int = 5) -> tuple[Tensor, ...]:
 
 
 def discriminator(height: int, width: int, channels: int, features: int = 16) -> Case:
-    shape = ImageArchitecture(height=height, width=width, channels=channels, classes=3)
+    shape = DCGAN(height=height, width=width, channels=channels, classes=3)
     rows = (torch.rand(RECORDS, channels, height, width) * 2 - 1, torch.randint(3, (RECORDS,)))
     return Discriminator(shape, features), rows
 

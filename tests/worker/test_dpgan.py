@@ -10,20 +10,14 @@ from torch import Tensor
 
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
-from privacy.plans.dpgan import DPGANPlan
-from privacy.plans.recipes import PRESETS, DPGANRecipe
+from privacy.plans.dpgan import DPGANPlan, DPGANRecipe
 from privacy.problems import InvalidPlan
 from tests.fakes import ImageRows, SeededRng
 from worker.mechanisms.clipping import clip_rows, record_gradients
 from worker.mechanisms.noise import SecureRng
-from worker.synthesizers.image import (
-    ARCHITECTURE,
-    WEIGHTS,
-    Generator,
-    ImageArchitecture,
-    ImageSynthesizer,
-    UnfitSynthesizer,
-)
+from worker.synthesizers.architecture import UnfitSynthesizer
+from worker.synthesizers.dcgan import DCGAN, Generator
+from worker.synthesizers.image import ARCHITECTURE, WEIGHTS, ImageSynthesizer
 from worker.trainers.dpgan import LADDER, DPGANTraining, Pace, adversarial_loss
 from worker.trainers.networks import Discriminator
 
@@ -56,7 +50,7 @@ def weights(module: torch.nn.Module) -> int:
     [(28, 1, 10, 1.72e6, 2.27e6), (32, 3, 2, 2.64e6, 3.16e6)],
 )
 def test_the_pair_has_the_sizes_of_the_paper(side, channels, classes, discriminator, generator):
-    shape = ImageArchitecture(height=side, width=side, channels=channels, classes=classes)
+    shape = DCGAN(height=side, width=side, channels=channels, classes=classes)
     assert round(weights(Discriminator(shape, 128)) / 1e4) == pytest.approx(discriminator / 1e4, abs=0.6)
     assert round(weights(Generator(shape)) / 1e4) == pytest.approx(generator / 1e4, abs=0.6)
 
@@ -65,7 +59,7 @@ def test_the_pair_has_the_sizes_of_the_paper(side, channels, classes, discrimina
 def test_the_discriminator_is_the_convolutional_one(size):
     """Patches times weights is convolving; looking a label up is convolving its planes."""
     height, width, channels = size
-    shape = ImageArchitecture(height=height, width=width, channels=channels, classes=3)
+    shape = DCGAN(height=height, width=width, channels=channels, classes=3)
     ours = Discriminator(shape, 16)
     images, labels = torch.rand(4, channels, height, width) * 2 - 1, torch.tensor([0, 2, 1, 1])
 
@@ -94,9 +88,7 @@ def test_the_discriminator_is_the_convolutional_one(size):
 @pytest.mark.parametrize("size", [(28, 28, 1), (9, 14, 3), (64, 64, 3), (8, 8, 1)])
 def test_the_generator_is_the_transposed_convolutional_one(size):
     height, width, channels = size
-    made = Generator(
-        ImageArchitecture(height=height, width=width, channels=channels, classes=3, features=16, latent=5)
-    )
+    made = Generator(DCGAN(height=height, width=width, channels=channels, classes=3, features=16, latent=5))
     latents, labels = torch.randn(4, 5), torch.tensor([0, 2, 1, 1])
     marks = F.one_hot(labels, 3).float()
     x = torch.cat([made.seed(latents[..., None, None]), made.label(marks[..., None, None])], 1)
@@ -376,7 +368,7 @@ def test_the_average_is_what_leaves_if_asked_for():
 
 
 def test_recipes_read_back_as_they_were_written():
-    for name in PRESETS:
+    for name in DPGANRecipe.presets:
         recipe = DPGANRecipe.preset(name)
         assert DPGANRecipe.from_dict(recipe.to_dict()) == recipe
     assert DPGANRecipe.for_device("cpu") == DPGANRecipe.preset("fast-cpu")
@@ -418,9 +410,7 @@ def test_the_paper_is_a_preset():
 
 def synthesizer() -> ImageSynthesizer:
     torch.manual_seed(2)
-    return ImageSynthesizer(
-        ImageArchitecture(height=9, width=8, channels=3, classes=4, features=16, latent=5)
-    )
+    return ImageSynthesizer(DCGAN(height=9, width=8, channels=3, classes=4, features=16, latent=5))
 
 
 def test_samples_repeat_and_fewer_are_the_first_of_more():

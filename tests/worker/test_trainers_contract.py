@@ -11,8 +11,7 @@ from safetensors.torch import load, save
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
 from privacy.plans.base import Plan
-from privacy.plans.dpgan import DPGANPlan
-from privacy.plans.recipes import DPGANRecipe
+from privacy.plans.dpgan import DPGANPlan, DPGANRecipe
 from tests.fakes import ImageRows
 from worker.mechanisms.noise import SecureRng
 from worker.synthesizers.image import ImageSynthesizer

@@ -1,104 +1,29 @@
-"""Labelled images from a convolutional generator; weights as safetensors, architecture as JSON."""
+"""Labelled images from a network; weights as safetensors, architecture as JSON."""
 
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load, save
-from torch import Tensor, nn
+from torch import nn
 
-from worker.patches import Size, doubled, half, halving_kernel
+from worker.synthesizers.architecture import Architecture, UnfitSynthesizer
+from worker.synthesizers.dcgan import DCGAN
 
-SLOPE = 0.2
-KIND, VERSION = "conditional-dcgan-generator", 1
+KINDS: dict[str, type[Architecture]] = {cls.kind: cls for cls in (DCGAN,)}
 WEIGHTS, ARCHITECTURE = "synthesizer.safetensors", "synthesizer.json"
 # Samples are made this many at a time, so that fewer of them are the first of more.
 CHUNK = 256
 
 
-class UnfitSynthesizer(ValueError):
-    """The files do not hold exactly one synthesizer of a known kind."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageArchitecture:
-    """Public facts: the shape of an image, how many classes, how wide the network."""
-
-    height: int
-    width: int
-    channels: int
-    classes: int
-    features: int = 128
-    latent: int = 128
-
-    def __post_init__(self) -> None:
-        limits = {"height": (8, 64), "width": (8, 64), "channels": (1, 4), "classes": (1, 1000)}
-        limits |= {"features": (2, 1024), "latent": (1, 4096)}
-        for name, (least, most) in limits.items():
-            value = getattr(self, name)
-            if type(value) is not int or not least <= value <= most:
-                raise UnfitSynthesizer(f"{name} is {value!r}; give a whole number from {least} to {most}")
-        if self.features % 2:
-            raise UnfitSynthesizer("features is odd: half of them are for the label")
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"kind": KIND, "version": VERSION, **asdict(self)}
-
-    @classmethod
-    def from_dict(cls, body: Any) -> Self:
-        known = {"kind", "version", *(field.name for field in fields(cls))}
-        if not isinstance(body, dict) or set(body) != known:
-            raise UnfitSynthesizer(f"an architecture has exactly {sorted(known)}")
-        if (body["kind"], body["version"]) != (KIND, VERSION):
-            raise UnfitSynthesizer(f"the architecture is not a {KIND} of version {VERSION}")
-        return cls(**{name: value for name, value in body.items() if name not in ("kind", "version")})
-
-
-def halvings(height: int, width: int) -> list[Size]:
-    """Sizes from the image down to about 4 x 4, each half of the one before: 28, 14, 7, 4."""
-    sizes = [(height, width)]
-    while max(sizes[-1]) > 4 or len(sizes) < 3:
-        sizes.append(half(sizes[-1]))
-    return sizes
-
-
-class Generator(nn.Module):
-    """Images in [-1, 1] from latents and labels: the generator of "Private GANs, Revisited" at any size.
-
-    The layers are transposed convolutions, computed as products with their weights whose pieces are then laid
-    over each other.
-    """
-
-    def __init__(self, shape: ImageArchitecture) -> None:
-        super().__init__()
-        *sizes, self.start = halvings(shape.height, shape.width)
-        self.sizes = sizes[::-1]
-        widest = shape.features << len(sizes) - 1
-        self.seed = nn.ConvTranspose2d(shape.latent, widest // 2, self.start)
-        self.label = nn.ConvTranspose2d(shape.classes, widest // 2, self.start)
-        widths = [*(widest >> level for level in range(len(sizes))), shape.channels]
-        self.body = nn.ModuleList(
-            nn.ConvTranspose2d(given, made, halving_kernel(size), stride=2, padding=1)
-            for given, made, size in zip(widths, widths[1:], self.sizes, strict=False)
-        )
-
-    def forward(self, latents: Tensor, labels: Tensor) -> Tensor:
-        seeds = (latents @ pieces(self.seed)).unflatten(1, (*self.start, -1)) + self.seed.bias
-        marks = pieces(self.label)[labels].unflatten(1, (*self.start, -1)) + self.label.bias
-        x = torch.cat([seeds, marks], 3)
-        for layer, size in zip(self.body, self.sizes, strict=True):
-            x = doubled(F.leaky_relu(x.flatten(1, 2), SLOPE) @ pieces(layer), size) + layer.bias
-        return torch.tanh(x).permute(0, 3, 1, 2)
-
-
-def pieces(layer: nn.ConvTranspose2d) -> Tensor:
-    """What one input channel adds around its place: channels, kernel * channels made."""
-    return layer.weight.permute(0, 2, 3, 1).flatten(1)
+def read_architecture(body: Any) -> Architecture:
+    if not isinstance(body, dict) or body.get("kind") not in KINDS:
+        raise UnfitSynthesizer(f"the architecture is none of {sorted(KINDS)}")
+    return KINDS[body["kind"]].from_dict(body)
 
 
 @dataclass(frozen=True)
@@ -116,9 +41,9 @@ class ImageSynthesizer:
     chosen by the caller or uniformly, never from how often they were among the records.
     """
 
-    def __init__(self, architecture: ImageArchitecture, network: Generator | None = None) -> None:
+    def __init__(self, architecture: Architecture, network: nn.Module | None = None) -> None:
         self.architecture = architecture
-        self.network = network or Generator(architecture)
+        self.network = network or architecture.network()
 
     def sample(self, count: int, *, seed: int, label: int | None = None) -> Sample:
         """The same images for the same seed on the same build; those of a smaller count come first."""
@@ -149,13 +74,13 @@ class ImageSynthesizer:
     def from_files(cls, files: Mapping[str, bytes]) -> Self:
         """Reads exactly what `to_files` writes: these tensors, these shapes, finite numbers, nothing else."""
         try:
-            shape = ImageArchitecture.from_dict(json.loads(files[ARCHITECTURE]))
+            shape = read_architecture(json.loads(files[ARCHITECTURE]))
             weights = load(files[WEIGHTS])
         except UnfitSynthesizer:
             raise
         except Exception as problem:
             raise UnfitSynthesizer("the files cannot be read as a synthesizer") from problem
-        network = Generator(shape)
+        network = shape.network()
         wanted = {name: (value.shape, value.dtype) for name, value in network.state_dict().items()}
         if {name: (value.shape, value.dtype) for name, value in weights.items()} != wanted:
             raise UnfitSynthesizer("the tensors are not those of the architecture")

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
 from privacy.events import Query
-from privacy.plans.dpgan import DPGANPlan
-from privacy.plans.recipes import DPGANRecipe
+from privacy.plans.dpgan import DPGANPlan, DPGANRecipe
 from worker.mechanisms.clipping import Clipped, clipped_sum, like, validate
 from worker.mechanisms.noise import GaussianNoise, Rng
 from worker.mechanisms.sampling import PoissonSampling, Rows, uniform
-from worker.synthesizers.image import Generator, ImageArchitecture, ImageSynthesizer
+from worker.synthesizers.dcgan import DCGAN, Generator
+from worker.synthesizers.image import ImageSynthesizer
 from worker.trainers.networks import Discriminator
 from worker.trainers.progress import Progress
 
@@ -51,10 +51,10 @@ class Pace:
             self.since = 0
 
 
-def architecture(schema: ImageSchema, recipe: DPGANRecipe) -> ImageArchitecture:
+def architecture(schema: ImageSchema, recipe: DPGANRecipe) -> DCGAN:
     if schema.kind != "image" or not all(8 <= side <= 64 for side in (schema.height, schema.width)):
         raise Failure(Fault.SCHEMA_MISMATCH)
-    return ImageArchitecture(
+    return DCGAN(
         height=schema.height,
         width=schema.width,
         channels=schema.channels,

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from worker.mechanisms.clipping import Shares, rule, squared
 from worker.patches import Size, halved, halving_kernel
-from worker.synthesizers.image import SLOPE, ImageArchitecture, halvings
+from worker.synthesizers.dcgan import DCGAN, SLOPE, halvings
 
 
 class LabelPlanes(nn.Conv2d):
@@ -55,7 +55,7 @@ class Discriminator(nn.Module):
     sizes, and the patches are what per-record gradients are made of.
     """
 
-    def __init__(self, shape: ImageArchitecture, features: int) -> None:
+    def __init__(self, shape: DCGAN, features: int) -> None:
         super().__init__()
         first, *middle, last = self.sizes = halvings(shape.height, shape.width)
         self.image = nn.Linear(area(halving_kernel(first)) * shape.channels, features // 2)
