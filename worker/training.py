@@ -146,7 +146,7 @@ class Trainer:
                 paid = event.to_dict() == job.event and price(event, account) <= job.cost
             except PrivacyProblem:
                 paid = False
-        if not paid or plan.known_steps != job.steps:
+        if not paid or plan.progress_steps != job.steps:
             raise Failure(Fault.ACCOUNTING_MISMATCH)
         return plan
 

@@ -99,6 +99,12 @@ class Plan:
             raise NotCalibrated("The plan has no steps yet; give steps or call stretched(target).")
         return self.steps
 
+    @property
+    def progress_steps(self) -> int:
+        """How many steps a training shows: those that are paid for, and any that follow the last of them
+        without records."""
+        return self.known_steps
+
     def reading(self, *, delta: float, relation: Relation, accountant: Accountant) -> Reading:
         return epsilon(self.event(), delta=delta, relation=relation, accountant=accountant)
 

@@ -82,7 +82,7 @@ def start(session: Session, who: Who, dataset: Dataset, account: Account, offer:
     job = Job(
         id=id, dataset_id=dataset.id, account_id=account.id, owner_id=who.id, plan=offer.plan.to_dict(),
         event=offer.event.to_dict(), cost=cost, readings=readings, state="queued", step=0,
-        steps=offer.plan.known_steps, created_at=datetime.now(UTC),
+        steps=offer.plan.progress_steps, created_at=datetime.now(UTC),
     )  # fmt: skip
     session.add(job)
     session.flush()

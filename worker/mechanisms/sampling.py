@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from core.faults import Failure, Fault
-from privacy.events import Geometry, PoissonGaussian, Query, SlicedProjection
+from privacy.events import Gaussian, Geometry, PoissonGaussian, Query, SlicedProjection
 from worker.mechanisms.noise import Rng
 
 # Records looked at in one go, so that ten million of them need no more memory than one million.
@@ -128,6 +128,21 @@ class WithoutReplacement:
             noise_stddev=noise_stddev,
             steps=self.steps,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EveryRecord:
+    """All records, in every step. Nothing is drawn, so nothing is random and nothing is amplified."""
+
+    steps: int = 1
+
+    def batches(self, records: Rows, *, drawn: int = 0) -> Draws:
+        """Counts its draws; `drawn` of them were made before, by an attempt this one continues."""
+        return Draws(self.steps, lambda: np.arange(len(records)), drawn)
+
+    def event(self, *, query: Query, bound: float, noise_stddev: float, rows: int = 1) -> Gaussian:
+        """What a Gaussian release of all records costs."""
+        return Gaussian(query=query, bound=bound, rows=rows, noise_stddev=noise_stddev, steps=self.steps)
 
 
 def uniform(count: int, below: int, rng: Rng) -> np.ndarray:
