@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import BigInteger, Float, ForeignKey, SmallInteger, Text, func
-from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
@@ -189,6 +189,96 @@ class Reply(Base):
     status: Mapped[int | None] = mapped_column(SmallInteger)
     body: Mapped[dict[str, Any] | None]
     created_at: Mapped[datetime] = _now()
+
+
+class Release(Base):
+    """A synthesizer and samples of it on their way to analysts; what it is made of was fixed at the start."""
+
+    __tablename__ = "releases"
+
+    id: Mapped[uuid.UUID] = _id()
+    job_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("jobs.id"))
+    author_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("people.id"))
+    name: Mapped[str]
+    note: Mapped[str]
+    licence: Mapped[str]
+    count: Mapped[int]
+    seed: Mapped[int]
+    formats: Mapped[list[str]] = mapped_column(ARRAY(Text))
+    audience: Mapped[str]
+    reviewers: Mapped[int] = mapped_column(SmallInteger)
+    supersedes: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("releases.id"))
+    state: Mapped[str]
+    fault: Mapped[str | None]
+    build: Mapped[int] = mapped_column(server_default="1")
+    fence: Mapped[int] = mapped_column(server_default="0")
+    lease_until: Mapped[datetime | None]
+    done: Mapped[int] = mapped_column(server_default="0")
+    digest: Mapped[bytes | None]
+    files: Mapped[list[Any] | None] = mapped_column(JSONB(none_as_null=True))
+    manifest: Mapped[dict[str, Any] | None]
+    privacy: Mapped[dict[str, Any] | None]
+    preview: Mapped[bytes | None] = mapped_column(deferred=True)
+    attestation: Mapped[str | None] = mapped_column(deferred=True)
+    reason: Mapped[str | None]
+    created_at: Mapped[datetime] = _now()
+    built_at: Mapped[datetime | None]
+    published_at: Mapped[datetime | None]
+    withdrawn_at: Mapped[datetime | None]
+
+
+class Approval(Base):
+    """One person's yes to one bundle, by its digest. A bundle built anew has none."""
+
+    __tablename__ = "approvals"
+
+    release_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("releases.id"), primary_key=True)
+    digest: Mapped[bytes] = mapped_column(primary_key=True)
+    person_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("people.id"), primary_key=True)
+    note: Mapped[str]
+    at: Mapped[datetime] = _now()
+
+
+class Reader(Base):
+    """An analyst who may download a release that is not for everyone."""
+
+    __tablename__ = "readers"
+
+    release_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("releases.id"), primary_key=True)
+    person_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("people.id"), primary_key=True)
+    at: Mapped[datetime] = _now()
+
+
+class SigningKey(Base):
+    """The public half of a key the publisher signs with, or once signed with."""
+
+    __tablename__ = "signing_keys"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    public: Mapped[bytes]
+    since: Mapped[datetime] = _now()
+
+
+class Revocations(Base):
+    """A signed list of all releases withdrawn so far; the highest number is in force."""
+
+    __tablename__ = "revocations"
+
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    envelope: Mapped[str]
+    at: Mapped[datetime] = _now()
+
+
+class Diagnosis(Base):
+    """Losses and norms of a job: facts about records, for the curator who owns it."""
+
+    __tablename__ = "diagnostics"
+
+    job_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    fence: Mapped[int]
+    lines: Mapped[str]
+    picture: Mapped[str]
+    at: Mapped[datetime] = _now()
 
 
 class Witness(Base):
