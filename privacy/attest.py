@@ -1,0 +1,331 @@
+"""What a bundle consists of, the signed statement about it, and all of it that can be checked without I/O.
+
+Guarantee: a statement is one sequence of bytes; any other, even one of the same meaning, is refused. What
+passes `check_release` is the bundle that was approved, with an epsilon that its own event gives.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from privacy.accountant import Accountant, cost, epsilon
+from privacy.events import from_dict
+from privacy.problems import Problem, TooCostlyToAccount
+from privacy.relation import Relation
+
+STATEMENT_TYPE = "application/vnd.in-toto+json"
+REVOCATIONS_TYPE = "application/vnd.sluice.revocations+json"
+PREDICATE = "urn:sluice:release:v1"
+
+MANIFEST, PRIVACY, SUMS, ATTESTATION = "manifest.json", "privacy.json", "SHA256SUMS", "attestation.json"
+DATA = {"parquet": "data/images.parquet", "npz": "data/images.npz", "png": "data/images.zip"}
+ALWAYS = frozenset(
+    [
+        MANIFEST, PRIVACY, SUMS, "synthesizer.safetensors", "synthesizer.json", "schema.json", "README.md",
+        "croissant.json", "preview.png",
+    ]
+)  # fmt: skip
+# Two machines may differ in the last digits of a logarithm; what is stated was rounded by neither.
+ROUNDING, AGREEMENT = 1e-9, 1e-6
+
+
+class BadSignature(Problem):
+    slug = "bad-signature"
+    title = "The statement is not as it was signed"
+
+
+class UnknownKey(Problem):
+    slug = "unknown-key"
+    title = "The statement was signed with a key that is not known"
+
+
+class BundleAltered(Problem):
+    slug = "bundle-altered"
+    title = "The files are not those of the statement"
+
+
+class EpsilonNotReproduced(Problem):
+    slug = "epsilon-not-reproduced"
+    title = "The stated epsilon does not follow from the event"
+
+
+class ReleaseWithdrawn(Problem):
+    slug = "release-withdrawn"
+    title = "The release was withdrawn"
+
+
+class RevocationsRolledBack(Problem):
+    slug = "revocations-rolled-back"
+    title = "The list of withdrawn releases is older than one seen before"
+
+
+class Signer:
+    """An Ed25519 key, from its 32-byte seed. Signing the same bytes twice gives the same signature."""
+
+    def __init__(self, seed: bytes) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(seed)
+        self.public = self._key.public_key().public_bytes_raw()
+        self.key_id = key_id(self.public)
+
+    def signature(self, message: bytes) -> bytes:
+        return self._key.sign(message)
+
+
+def key_id(public: bytes) -> str:
+    return hashlib.sha256(public).hexdigest()[:16]
+
+
+def canonical(body: Any) -> bytes:
+    """The one way a signed value is written."""
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return text.encode() + b"\n"
+
+
+def sign(payload: Mapping[str, Any], payload_type: str, signer: Signer) -> bytes:
+    """A DSSE envelope around the canonical form of a payload."""
+    body = canonical(payload)
+    signature = signer.signature(_encoded(payload_type, body))
+    return canonical(
+        {
+            "payload": base64.b64encode(body).decode(),
+            "payloadType": payload_type,
+            "signatures": [{"keyid": signer.key_id, "sig": base64.b64encode(signature).decode()}],
+        }
+    )
+
+
+def open_envelope(raw: bytes, payload_type: str, keys: Mapping[str, bytes]) -> dict[str, Any]:
+    """The payload, if one of `keys` (id to raw public key) signed it and every byte is as it was written."""
+    try:
+        envelope = _read(raw)
+        [signature] = envelope["signatures"]
+        body = base64.b64decode(envelope["payload"], validate=True)
+        sig = base64.b64decode(signature["sig"], validate=True)
+        # Written again from its parts, it must be the same: this leaves no byte that nobody looked at.
+        parts = {
+            "payload": base64.b64encode(body).decode(), "payloadType": payload_type,
+            "signatures": [{"keyid": signature["keyid"], "sig": base64.b64encode(sig).decode()}],
+        }  # fmt: skip
+        written, payload = canonical(parts) == raw, _read(body)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise BadSignature("The envelope cannot be read; fetch it again.") from None
+    if not written:
+        raise BadSignature(f"The envelope is not of type {payload_type} in its one form; fetch it again.")
+    public = keys.get(signature["keyid"])
+    if public is None or key_id(public) != signature["keyid"]:
+        raise UnknownKey(
+            f"Key {signature['keyid']} is not among the trusted ones; compare the service's keys with a copy "
+            "you got in another way."
+        )
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(sig, _encoded(payload_type, body))
+    except (InvalidSignature, ValueError):
+        raise BadSignature("The signature does not fit; do not use what came with it.") from None
+    return payload
+
+
+def _encoded(payload_type: str, body: bytes) -> bytes:
+    """What DSSE signs: the type, too, with lengths so that nothing can shift from one into the other."""
+    return b"DSSEv1 %d %s %d %s" % (len(payload_type), payload_type.encode(), len(body), body)
+
+
+def _read(raw: bytes) -> dict[str, Any]:
+    body = json.loads(raw)
+    if not isinstance(body, dict) or canonical(body) != raw:
+        raise ValueError("not an object in canonical form")
+    return body
+
+
+def sums(hashes: Mapping[str, str]) -> bytes:
+    """SHA256SUMS of a bundle, as `sha256sum -c` reads it. The hash of these bytes is the bundle's digest."""
+    kept = sorted(path for path in hashes if path not in (SUMS, ATTESTATION))
+    return "".join(f"{hashes[path]}  {path}\n" for path in kept).encode()
+
+
+def paths(formats: Iterable[str]) -> frozenset[str]:
+    """Every file of a bundle whose samples come in these formats; the statement is added to them."""
+    return ALWAYS | {DATA[each] for each in formats}
+
+
+def release_statement(
+    *,
+    release: str,
+    bundle: str,
+    hashes: Mapping[str, str],
+    privacy: Mapping[str, Any],
+    review: Mapping[str, Any],
+    code: Mapping[str, str],
+    published_at: str,
+) -> dict[str, Any]:
+    """An in-toto statement: these files, this cost, approved by these people."""
+    subject = [{"name": path, "digest": {"sha256": hashes[path]}} for path in sorted(hashes)]
+    return {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": subject,
+        "predicateType": PREDICATE,
+        "predicate": {
+            "release": release, "bundle": bundle, "privacy": dict(privacy), "review": dict(review),
+            "code": dict(code), "published_at": published_at,
+        },
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """A release that passed: what it is, and the epsilon its event gives here, by each accountant."""
+
+    release: str
+    bundle: str
+    published_at: str
+    epsilon: dict[str, float | None]
+    manifest: dict[str, Any]
+    privacy: dict[str, Any]
+    review: dict[str, Any]
+
+
+def check_release(
+    envelope: bytes,
+    *,
+    hashes: Mapping[str, str],
+    small: Mapping[str, bytes],
+    keys: Mapping[str, bytes],
+    revocations: Mapping[str, Any] | None,
+) -> Checked:
+    """Everything a bundle promises: `hashes` of all its files but the statement, `small` the bytes of
+    manifest.json, privacy.json and SHA256SUMS, `revocations` a list that `open_revocations` gave.
+    """
+    statement = open_envelope(envelope, STATEMENT_TYPE, keys)
+    try:
+        predicate = statement["predicate"]
+        if release_statement(**{**predicate, "hashes": _subjects(statement)}) != statement:
+            raise BundleAltered("The statement has parts that are not known here; a newer client may know.")
+        manifest = _agreeing(predicate, _subjects(statement), hashes, small)
+        again = _reproduced(predicate["privacy"])
+        _refuse_withdrawn(predicate, revocations)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise BundleAltered(
+            "The statement or a file is not written as a release is; fetch it again."
+        ) from None
+    return Checked(
+        release=predicate["release"], bundle=predicate["bundle"], published_at=predicate["published_at"],
+        epsilon=again, manifest=manifest, privacy=predicate["privacy"], review=predicate["review"],
+    )  # fmt: skip
+
+
+def _subjects(statement: Mapping[str, Any]) -> dict[str, str]:
+    return {each["name"]: each["digest"]["sha256"] for each in statement["subject"]}
+
+
+def _agreeing(
+    predicate: Mapping[str, Any],
+    stated: Mapping[str, str],
+    hashes: Mapping[str, str],
+    small: Mapping[str, bytes],
+) -> dict[str, Any]:
+    """The manifest, if statement, files, sums, manifest, privacy.json and approvals all say the same."""
+    if dict(hashes) != stated:
+        odd = sorted({path for path, _ in set(hashes.items()) ^ set(stated.items())})
+        raise BundleAltered(f"These files are changed, missing or too many: {', '.join(odd)}.", paths=odd)
+    for path in (MANIFEST, PRIVACY, SUMS):
+        if hashlib.sha256(small[path]).hexdigest() != stated[path]:
+            raise BundleAltered(f"{path} is not the file that was signed.", paths=[path])
+    if small[SUMS] != sums(stated) or stated[SUMS] != predicate["bundle"]:
+        raise BundleAltered("SHA256SUMS is not the list of the files.", paths=[SUMS])
+    manifest = json.loads(small[MANIFEST])
+    listed = {each["path"]: each["sha256"] for each in manifest["files"]}
+    if listed != {path: each for path, each in stated.items() if path not in (MANIFEST, SUMS)}:
+        raise BundleAltered("manifest.json lists other files.", paths=[MANIFEST])
+    same = ("release", "code")
+    if any(manifest[name] != predicate[name] for name in same) or set(stated) != paths(
+        manifest["sample"]["formats"]
+    ):
+        raise BundleAltered("manifest.json is that of another release.", paths=[MANIFEST])
+    if json.loads(small[PRIVACY]) != predicate["privacy"]:
+        raise BundleAltered("privacy.json is not what was signed.", paths=[PRIVACY])
+    review = predicate["review"]
+    approving = {each["person"] for each in review["approvals"] if each["digest"] == predicate["bundle"]}
+    if review["reviewers"] != 1:  # four eyes: the author's own do not count
+        approving -= {review["author"]}
+    if not approving or manifest["review"] != {"reviewers": review["reviewers"]}:
+        raise BundleAltered("Nobody who may approved this bundle; do not use it.", paths=[MANIFEST])
+    return dict(manifest)
+
+
+def _reproduced(privacy: Mapping[str, Any]) -> dict[str, float | None]:
+    """The epsilons of the event, if they are those stated, and its cost at the account's order."""
+    try:
+        event, relation = from_dict(privacy["event"]), Relation(privacy["relation"])
+        delta, account = privacy["delta"], privacy["account"]
+        again = {
+            each.value: readable(each, event=event, delta=delta, relation=relation) for each in Accountant
+        }
+        price = cost(event, order=account["order"], relation=relation)
+    except Problem as problem:
+        raise EpsilonNotReproduced(f"The event cannot be accounted for here: {problem.detail}") from None
+    stated = privacy["epsilon"]
+    wrong = [name for name, value in again.items() if not _follows(value, stated[name])]
+    if (
+        wrong
+        or set(stated) != set(again)
+        or account["delta"] != delta
+        or not _follows(price, privacy["cost"])
+    ):
+        raise EpsilonNotReproduced(
+            "The event gives another epsilon or cost than is stated.", stated=stated, again=again
+        )
+    return again
+
+
+def readable(accountant: Accountant, *, event: Any, delta: float, relation: Relation) -> float | None:
+    """The epsilon of one or more events, or None where this accountant cannot say."""
+    try:
+        return epsilon(event, delta=delta, accountant=accountant, relation=relation).epsilon
+    except TooCostlyToAccount:
+        return None
+
+
+def _follows(again: float | None, stated: float | None) -> bool:
+    if again is None or stated is None:
+        return again is stated
+    return stated * (1 - AGREEMENT) <= again <= stated * (1 + ROUNDING)
+
+
+def revocations(number: int, issued_at: str, withdrawn: Iterable[Mapping[str, str]]) -> dict[str, Any]:
+    """The list of everything withdrawn so far: release, bundle, at, reason of each."""
+    return {
+        "kind": "sluice-revocations", "version": 1, "number": number, "issued_at": issued_at,
+        "withdrawn": [dict(each) for each in withdrawn],
+    }  # fmt: skip
+
+
+def open_revocations(
+    raw: bytes, keys: Mapping[str, bytes], *, seen: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """A signed list, if it is not older than the one `seen` before and forgets nothing of it."""
+    found = open_envelope(raw, REVOCATIONS_TYPE, keys)
+    try:
+        number, listed = int(found["number"]), {each["bundle"] for each in found["withdrawn"]}
+        known = (found["kind"], found["version"]) == ("sluice-revocations", 1)
+        before = {each["bundle"] for each in seen["withdrawn"]} if seen else set()
+        older = seen is not None and found != seen and number <= seen["number"]
+    except (KeyError, TypeError, ValueError):
+        known = False
+    if not known:
+        raise BadSignature("The list is not written as one of withdrawn releases is; fetch it again.")
+    if older or not before <= listed:
+        raise RevocationsRolledBack(
+            f"List {number} is behind one seen before; somebody may be hiding what was withdrawn since."
+        )
+    return found
+
+
+def _refuse_withdrawn(predicate: Mapping[str, Any], listed: Mapping[str, Any] | None) -> None:
+    for each in listed["withdrawn"] if listed else ():
+        if predicate["release"] == each["release"] or predicate["bundle"] == each["bundle"]:
+            raise ReleaseWithdrawn(f"It was withdrawn at {each['at']}: {each['reason']}", at=each["at"])
