@@ -1,11 +1,12 @@
 """Settings per role: a process is given what its role needs, and has no field for the rest."""
 
+import base64
 import os
 import re
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, HttpUrl, PostgresDsn, RedisDsn, SecretStr, ValidationError
+from pydantic import AfterValidator, Field, HttpUrl, PostgresDsn, RedisDsn, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 PREFIX = "SLUICE_"
@@ -40,7 +41,18 @@ def _queue_with_real_password(url: RedisDsn) -> RedisDsn:
     return url
 
 
+def _seed(secret: SecretStr) -> SecretStr:
+    try:
+        good = len(base64.b64decode(secret.get_secret_value(), validate=True)) == 32
+    except ValueError:
+        good = False
+    if not good:
+        raise ValueError("is not 32 bytes as base64")
+    return secret
+
+
 Secret = Annotated[SecretStr, AfterValidator(_real)]
+Seed = Annotated[Secret, AfterValidator(_seed)]
 DatabaseUrl = Annotated[PostgresDsn, AfterValidator(_with_real_password)]
 QueueUrl = Annotated[RedisDsn, AfterValidator(_queue_with_real_password)]
 
@@ -73,6 +85,8 @@ class ServiceSettings(_WithObjects):
     private_bucket: str = "sluice-private"
     public_bucket: str = "sluice-public"
     requests_per_minute: int = 1200  # of one key; per service process
+    # People a release needs: author and approver. A site of one person sets 1, and its releases say so.
+    reviewers: Annotated[int, Field(ge=1, le=2)] = 2
     # Single sign-on, off unless an issuer is named. The map goes from a value of the claim to a role.
     oidc_issuer: HttpUrl | None = None
     oidc_audience: str = "sluice"
@@ -92,10 +106,11 @@ class TrainSettings(_WithObjects):
 
 
 class PublishSettings(_WithObjects):
-    """Takes a synthesizer from the vault and puts a release into the public bucket."""
+    """Takes a synthesizer from the vault and puts a release, signed, into the public bucket."""
 
     vault_bucket: str = "sluice-vault"
     public_bucket: str = "sluice-public"
+    signing_key: Seed
 
 
 class SweepSettings(_WithObjects):

@@ -58,6 +58,9 @@ for role in service train publish sweep; do
 done
 put s3_identities.json "{\"identities\": [$identities], \"policies\": [$policies]}"
 
+# What the publisher signs releases with.
+put publish_signing_key "$(head -c 32 /dev/urandom | base64)"
+
 mkdir -p "$data/postgres" "$data/seaweedfs"
 if [ "$(id -u)" = 0 ]; then
     chown -R "$uid:$gid" "$new"

@@ -93,6 +93,10 @@ class Stack:
                 settings |= {
                     name: os.environ[f"SLUICE_{name}"] for name in names if f"SLUICE_{name}" in os.environ
                 }
+        if role == "publish":
+            settings["SIGNING_KEY"] = self.state["signing_key"]
+        elif role == "service" and (reviewers := os.environ.get("SLUICE_REVIEWERS")):
+            settings["REVIEWERS"] = reviewers
         return {f"SLUICE_{name}": value for name, value in settings.items()}
 
     def _database_url(self, role: str) -> str:

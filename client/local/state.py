@@ -1,5 +1,6 @@
 """The data directory: who holds it, its passwords and ports, and whether this version may use it."""
 
+import base64
 import errno
 import fcntl
 import json
@@ -80,6 +81,8 @@ def load(data: Path) -> dict[str, Any]:
         for name in names:
             kept.setdefault(name, make())
     state.setdefault("s3_internal", secrets.token_hex(32))
+    # Removed, it is made anew too: releases signed with the old one stay verifiable by its public half.
+    state.setdefault("signing_key", base64.b64encode(secrets.token_bytes(32)).decode())
     ports = state.get("ports", [])
     if len(ports) != SERVER_PORTS + 2 or not all(map(port_is_free, ports)):
         state["ports"] = _free_ports(SERVER_PORTS) + _free_pair()

@@ -24,16 +24,23 @@ class Right:
 
 
 # A signed URL carries the signer's rights, so the service may put what it signs uploads for and get what it
-# signs downloads for. Nobody lists, nobody deletes, and nobody can both read private records and publish.
+# signs downloads for. Nobody lists, nobody can both read private records and publish, and the one thing
+# anybody deletes is a release that was withdrawn: its signed links must be dead at once.
 ACCESS: dict[str, tuple[Right, ...]] = {
     "service": (Right(bucket="private", actions=PUT), Right(bucket="public", actions=GET)),
-    "train": (Right(bucket="private", actions=GET), Right(bucket="vault", actions=GET + PUT)),
+    "train": (
+        Right(bucket="private", actions=GET),
+        *(Right(bucket="vault", prefix=f"{kept}/", actions=GET + PUT)
+          for kept in ("checkpoints", "diagnostics", "synthesizers")),
+        Right(bucket="vault", prefix="witness/", actions=GET),
+    ),
     "publish": (
         Right(bucket="vault", prefix="synthesizers/", actions=GET),
-        Right(bucket="public", actions=PUT),
+        Right(bucket="vault", prefix="bundles/", actions=GET + PUT),
+        Right(bucket="public", actions=(*PUT, "s3:DeleteObject")),
     ),
     "sweep": (Right(bucket="vault", prefix="witness/", actions=GET + PUT),),
-}
+}  # fmt: skip
 
 
 def policy(role: str, buckets: Buckets | None = None) -> dict[str, Any]:

@@ -15,15 +15,28 @@ PUT = {"put", "multipart", "abort"}
 GET = {"get", "head"}
 ALLOWED = {
     "service": {"sluice-private": PUT, "sluice-public": GET},
-    "train": {"sluice-private": GET, "sluice-vault": GET | PUT | {"copy"}},
-    "publish": {"sluice-vault/synthesizers": GET, "sluice-public": PUT},
+    "train": {
+        "sluice-private": GET,
+        "sluice-vault/checkpoints": GET | PUT | {"copy"},
+        "sluice-vault/diagnostics": GET | PUT | {"copy"},
+        "sluice-vault/synthesizers": GET | PUT | {"copy"},
+        "sluice-vault/witness": GET,
+    },
+    "publish": {
+        "sluice-vault/synthesizers": GET,
+        "sluice-vault/bundles": GET | PUT | {"copy"},
+        "sluice-public": PUT | {"delete", "delete many"},
+    },
     "sweep": {"sluice-vault/witness": GET | PUT | {"copy"}},
     "anonymous": {},
 }
 PLACES = [
     "sluice-private",
     "sluice-vault",
+    "sluice-vault/checkpoints",
+    "sluice-vault/diagnostics",
     "sluice-vault/synthesizers",
+    "sluice-vault/bundles",
     "sluice-vault/witness",
     "sluice-public",
 ]
