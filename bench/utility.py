@@ -1,0 +1,295 @@
+"""How useful a release is: classifiers that saw synthetic images only, asked about real ones.
+
+    python -m bench.utility --data mnist --method dpgan --preset fast-cpu --epsilon 10 --delta 1e-5 \
+        --seeds 0,1,2 --budget 30m --out DIR
+
+Each run builds the plan of the method's preset, calibrates it by our accountant (Rényi, add-or-remove),
+trains with the production trainer and its production randomness, samples 60,000 labelled images and trains
+the three classifiers of bench.classifiers on them. A run has a process of its own, so that its peak memory is
+its own. Noise cannot be seeded: a seed fixes the sample and the classifiers. Steps that would not fit the
+budget are cut to what fits before the plan is calibrated, and the table says so.
+"""
+
+import argparse
+import gzip
+import json
+import multiprocessing
+import os
+import resource
+import subprocess
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from bench import classifiers
+from core.schema import ImageSchema
+from privacy.accountant import Accountant
+from privacy.plans import PLANS, Plan, Target, plan_from_dict
+from privacy.plans.base import rate_of
+from privacy.relation import Relation
+from worker.mechanisms.noise import SecureRng
+from worker.synthesizers.image import ImageSynthesizer, Sample
+from worker.trainers import TRAINERS
+
+FOLDERS = {"mnist": "mnist", "fashion": "fashion-mnist"}
+SAMPLES = 60_000
+# Taken before the real training, to see how long a step takes.
+TRIAL_STEPS = 5
+
+Body = dict[str, Any]
+
+# What each method is run with; the recipe of the same name goes with it where it has recipes. `batch` stands
+# for the rate that draws about so many.
+BODIES: dict[str, dict[str, Body]] = {
+    "dpgan": {"fast-cpu": {"batch": 128, "steps": 20_000}, "paper": {"batch": 512, "steps": 174_000}},
+    "sinkhorn": {"fast-cpu": {"batch": 50, "steps": 2_000}, "paper": {"batch": 50, "steps": 160_000}},
+    "gswgan": {"fast-cpu": {"parts": 100, "steps": 2_000}, "paper": {"parts": 1000, "steps": 20_000}},
+    "swd": {"fast-cpu": {"batch": 250, "steps": 3_000}, "paper": {"batch": 100, "steps": 60_100}},
+    "swd_one_shot": {"fast-cpu": {}, "paper": {}},
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Images:
+    """Benchmark records in memory, with the reading side of `worker.records.Records`."""
+
+    pixels: np.ndarray  # uint8, N, H, W, C
+    labels: np.ndarray
+
+    @property
+    def schema(self) -> ImageSchema:
+        _, height, width, channels = self.pixels.shape
+        return ImageSchema(height=height, width=width, channels=channels, classes=tuple("0123456789"))
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def take(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        pixels = torch.from_numpy(self.pixels[indices]).permute(0, 3, 1, 2).contiguous()
+        return pixels.float().div_(127.5).sub_(1), torch.from_numpy(self.labels[indices])
+
+
+def read(folder: Path, part: str) -> Images:
+    """One of the four-byte-headed files of MNIST: magic, big-endian sizes, bytes."""
+
+    def idx(name: str, dims: int) -> np.ndarray:
+        body = gzip.decompress((folder / name).read_bytes())
+        sizes = np.frombuffer(body, ">u4", count=dims, offset=4)
+        return np.frombuffer(body, np.uint8, offset=4 + 4 * dims).reshape(sizes.astype(int)).copy()
+
+    images = idx(f"{part}-images-idx3-ubyte.gz", 3)
+    return Images(images[..., None], idx(f"{part}-labels-idx1-ubyte.gz", 1).astype(np.int64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    data: str
+    data_dir: Path
+    method: str
+    preset: str
+    epsilon: float
+    delta: float
+    steps: int | None
+    records: int | None
+    samples: int
+    budget: float
+    patience: int
+    threads: int
+    out: Path
+
+
+def plan_for(asked: Asked, records: int, steps: int | None = None) -> Plan:
+    """The preset's plan with the least noise that meets the target."""
+    cls = PLANS[asked.method]
+    body: Body = {"kind": asked.method, **BODIES[asked.method][asked.preset]}
+    known = {field.name for field in fields(cls)}
+    if "sampling_prob" in known:
+        batch = body.pop("batch")
+        body["sampling_prob"] = rate_of(records=records, batch=min(batch, records))
+        body |= {"expected_batch": float(batch)} if "expected_batch" in known else {}
+    if "dim" in known:
+        body |= {"records": records, "dim": 28 * 28 + 10}
+    if cls.recipes is not None:
+        body["recipe"] = asked.preset
+    if steps is not None:
+        body["steps"] = steps
+    target = Target(
+        epsilon=asked.epsilon,
+        delta=asked.delta,
+        relation=Relation.ADD_REMOVE,
+        accountant=Accountant.RENYI,
+    )
+    return plan_from_dict(body).calibrated(target)
+
+
+def fitting_steps(asked: Asked, train: Images, device: str) -> int | None:
+    """How many steps fit into nine tenths of the budget, if fewer than planned."""
+    plan = plan_for(asked, len(train), asked.steps)
+    if plan.known_steps <= 10 * TRIAL_STEPS:
+        return asked.steps
+    trial = replace(plan, steps=TRIAL_STEPS)
+    run = TRAINERS[plan.kind](trial, train, rng=SecureRng(), device=device).steps()
+    next(run)
+    start = time.perf_counter()
+    taken = sum(1 for _ in run)
+    most = int(0.9 * asked.budget * taken / (time.perf_counter() - start))
+    return most if most < plan.known_steps else asked.steps
+
+
+def once(asked: Asked, seed: int) -> dict[str, Any]:
+    """One run, from records to the accuracies."""
+    torch.set_num_threads(asked.threads)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    folder = asked.data_dir / FOLDERS[asked.data]
+    train, test = read(folder, "train"), read(folder, "t10k")
+    if asked.records is not None:
+        train = Images(train.pixels[: asked.records], train.labels[: asked.records])
+    steps = fitting_steps(asked, train, device)
+    plan = plan_for(asked, len(train), steps)
+    reading = plan.reading(delta=asked.delta, relation=Relation.ADD_REMOVE, accountant=Accountant.RENYI)
+    result: dict[str, Any] = {
+        "data": asked.data,
+        "method": asked.method,
+        "preset": asked.preset,
+        "records": len(train),
+        "epsilon": reading.epsilon,
+        "delta": asked.delta,
+        "accountant": "renyi",
+        "relation": "add_remove",
+        "seed": seed,
+        "commit": commit(),
+        "device": device,
+        "threads": asked.threads,
+        "steps_cut_to_budget": steps != asked.steps,
+        "plan": plan.to_dict(),
+    }
+    with Clock() as clock:
+        run = TRAINERS[plan.kind](plan, train, rng=SecureRng(), device=device)
+        for _ in run.steps():
+            pass
+        synthesizer = run.synthesizer()
+    result["train_seconds"], result["train_cpu_seconds"] = clock.wall, clock.cpu
+    with Clock() as clock:
+        sample = synthesizer.sample(asked.samples, seed=seed)
+    result["sample_seconds"], result["sample_cpu_seconds"] = clock.wall, clock.cpu
+    result["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    result["within_budget"] = result["train_seconds"] + result["sample_seconds"] <= asked.budget
+    result["parameters"] = sum(p.numel() for p in synthesizer.network.parameters())
+    name = f"{asked.data}-{asked.method}-{asked.preset}-eps{asked.epsilon:g}-seed{seed}"
+    grid(synthesizer, seed).save(asked.out / f"{name}.png")
+    result |= scores(sample, test, seed=seed, patience=asked.patience, device=device)
+    (asked.out / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def scores(sample: Sample, test: Images, *, seed: int, patience: int, device: str) -> dict[str, Any]:
+    """Accuracy on real images of classifiers that saw synthetic ones only."""
+    torch.manual_seed(seed)
+    shape, kinds = test.pixels.shape[1:], len(test.schema.classes)
+    found: dict[str, Any] = {"patience": patience}
+    with Clock() as clock:
+        linear = classifiers.logistic(sample.images, sample.labels, kinds, device=device)
+        found["logistic"] = classifiers.accuracy(linear, test.pixels, test.labels, device=device)
+        for name, make in (("mlp", classifiers.mlp), ("cnn", classifiers.cnn)):
+            network, epochs = classifiers.fit(
+                make(shape, kinds), sample.images, sample.labels, patience=patience, seed=seed, device=device
+            )
+            guessed = classifiers.predictions(network, test.pixels, device=device)
+            found[name], found[f"{name}_epochs"] = float((guessed == test.labels).mean()), epochs
+    by_class = [float((guessed == test.labels)[test.labels == label].mean()) for label in range(kinds)]
+    return found | {"cnn_by_class": by_class, "classifier_seconds": clock.wall}
+
+
+class Clock:
+    def __enter__(self) -> "Clock":
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wall = round(time.perf_counter() - self._wall, 2)
+        self.cpu = round(time.process_time() - self._cpu, 2)
+
+
+def grid(synthesizer: ImageSynthesizer, seed: int, *, each: int = 16) -> Image.Image:
+    """One row for each class."""
+    shape = synthesizer.architecture
+    rows = []
+    for label in range(shape.classes):
+        made = synthesizer.sample(each, seed=seed, label=label).images
+        rows.append(np.concatenate(list(made), axis=1))
+    picture = np.concatenate(rows)
+    return Image.fromarray(picture[..., 0] if shape.channels == 1 else picture)
+
+
+def commit() -> str:
+    here = Path(__file__).resolve().parents[1]
+    asked = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    head = "run | eps | seed | logistic | MLP | CNN | train s (CPU s) | sample s | peak MB | steps"
+    lines = [f"| {head} |", "|" + "---|" * (head.count("|") + 1)]
+    for r in results:
+        cut = " (cut)" if r["steps_cut_to_budget"] else ""
+        late = "" if r["within_budget"] else " over budget"
+        lines.append(
+            f"| {r['data']}, {r['method']}, {r['preset']} | {r['epsilon']:.3f} | {r['seed']} "
+            f"| {r['logistic']:.4f} | {r['mlp']:.4f} | {r['cnn']:.4f} "
+            f"| {r['train_seconds']:.0f} ({r['train_cpu_seconds']:.0f}){late} | {r['sample_seconds']:.0f} "
+            f"| {r['peak_bytes'] / 1e6:.0f} | {r['plan']['steps']}{cut} |"
+        )
+    return "\n".join(lines)
+
+
+def seconds(text: str) -> float:
+    units = {"s": 1, "m": 60, "h": 3600}
+    return float(text[:-1]) * units[text[-1]] if text[-1] in units else float(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    parser.add_argument("--data", choices=FOLDERS, required=True)
+    parser.add_argument("--data-dir", type=Path, default=beside, help="holds mnist/ and fashion-mnist/")
+    parser.add_argument("--method", choices=sorted(PLANS), required=True)
+    parser.add_argument("--preset", default="fast-cpu")
+    parser.add_argument("--epsilon", type=float, default=10.0)
+    parser.add_argument("--delta", type=float, default=1e-5)
+    parser.add_argument("--seeds", default="0", help="such as 0,1,2: one run each")
+    parser.add_argument("--steps", type=int, help="instead of the preset's")
+    parser.add_argument("--records", type=int, help="only the first so many")
+    parser.add_argument("--samples", type=int, default=SAMPLES)
+    parser.add_argument("--budget", type=seconds, default="30m", help="for training and sampling")
+    parser.add_argument("--patience", type=int, default=30, help="epochs without improvement; the paper: 30")
+    parser.add_argument("--threads", type=int, default=int(os.environ.get("OMP_NUM_THREADS", "2")))
+    parser.add_argument("--out", type=Path, default=Path("bench-out"))
+    given = vars(parser.parse_args())
+    seeds = [int(seed) for seed in given.pop("seeds").split(",")]
+    asked = Asked(**given)
+    if asked.method not in TRAINERS:
+        parser.error(f"there is no trainer for {asked.method} yet; there are {', '.join(TRAINERS)}")
+    asked.out.mkdir(parents=True, exist_ok=True)
+    results = []
+    for seed in seeds:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+            results.append(process.submit(once, asked, seed).result())
+        print(table(results[-1:]), flush=True)
+    print(table(results))
+    settings = {name: str(x) if isinstance(x, Path) else x for name, x in asdict(asked).items()}
+    body = {"asked": settings, "results": results}
+    (asked.out / f"{asked.data}-{asked.method}-{asked.preset}.json").write_text(json.dumps(body) + "\n")
+    print(json.dumps(body))
+
+
+if __name__ == "__main__":
+    main()
