@@ -5,7 +5,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -90,6 +90,25 @@ def output(*, stderr: bool = False) -> "Console":
     return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
 
 
+def facts(*rows: tuple[str, ...]) -> None:
+    """What there is to say about one thing, a line each: its name, its value, perhaps a word on it."""
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*row)
+    output().print(table)
+
+
+def listing(*columns: str, rows: Iterable[tuple[str, ...]]) -> None:
+    from rich.table import Table
+
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*row)
+    output().print(table)
+
+
 def print_json(value: Any) -> None:
     """One document; or, of something that goes on, one line whenever there is news."""
     if isinstance(value, Iterator):
@@ -97,6 +116,13 @@ def print_json(value: Any) -> None:
             print(json.dumps(one, allow_nan=False), flush=True)
     else:
         print(json.dumps(value, allow_nan=False))
+
+
+def with_options(command: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> None:
+    """Gives a function that takes anything by name the options a person sees."""
+    named = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+    command.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+    command.__annotations__ = {}
 
 
 def connected(
@@ -122,9 +148,7 @@ def connected(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
             for name, default, kind in (("url", None, Url), ("key", None, Key), ("as_json", False, AsJson))
         ]
-        named = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
-        command.__signature__ = inspect.Signature([*named, *more])  # type: ignore[attr-defined]
-        command.__annotations__ = {}
+        with_options(command, [*own, *more])
         command.__name__, command.__doc__ = function.__name__, function.__doc__
         return command
 

@@ -1,20 +1,42 @@
 """`sluice quote`: what a plan, an event or a list of events costs, worked out here, without a server."""
 
+import inspect
 import json
 import sys
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
+from typer.core import TyperGroup
+
+from client.connection import facts, output, with_options
 
 if TYPE_CHECKING:
     from privacy.events import Event
     from privacy.plans import Plan
     from privacy.relation import Relation
 
-app = typer.Typer(no_args_is_help=True, help="What would it cost? Computed offline; nothing is written.")
+# What a person types → the field of a plan.
+FIELDS = {"clip": "clip_norm", "noise": "noise_multiplier", "rate": "sampling_prob"}
+HELP = {
+    "batch": "Records per batch; the rate becomes 1/ceil(records/batch).",
+    "clip": "Clipping norm.",
+    "clipping": "What is clipped.",
+    "dim": "Length of a row, labels included.",
+    "directions": "Projection directions per step.",
+    "features": "What one-shot sums.",
+    "geometry": "How directions are drawn.",
+    "images": "Generated images per step.",
+    "noise": "Noise multiplier: noise over sensitivity.",
+    "parts": "Parts the records are divided into.",
+    "rate": "Sampling rate, instead of records and batch.",
+    "recipe": "Name of a preset: how it learns, without bearing on the cost.",
+    "records": "Declared number of records.",
+    "row_bound": "Norm each row is clipped to.",
+    "steps": "Training steps.",
+}
 
 
 class RelationName(StrEnum):
@@ -27,32 +49,11 @@ class AccountantName(StrEnum):
     PLD = "pld"
 
 
-class ClippingName(StrEnum):
-    JOINT = "joint"
-    PER_IMAGE = "per-image"
-
-
-class GeometryName(StrEnum):
-    SPHERE = "sphere"
-    ORTHONORMAL = "orthonormal"
-
-
-class FeaturesName(StrEnum):
-    HISTOGRAMS = "histograms"
-    WAVES = "waves"
-
-
-Records = Annotated[int | None, typer.Option(help="Declared number of records.")]
-Batch = Annotated[int | None, typer.Option(help="Records per batch; the rate becomes 1/ceil(records/batch).")]
-Rate = Annotated[float | None, typer.Option(help="Sampling rate, instead of records and batch.")]
 Delta = Annotated[float | None, typer.Option(help="Delta of the guarantee, e.g. 1e-5.")]
 Epsilon = Annotated[
     float | None, typer.Option(help="Target: the least noise (or most steps) for it is found.")
 ]
-Noise = Annotated[float | None, typer.Option(help="Noise multiplier: noise over sensitivity.")]
-Steps = Annotated[int | None, typer.Option(help="Training steps.")]
-Clip = Annotated[float, typer.Option(help="Clipping norm.")]
-Images = Annotated[int, typer.Option(help="Generated images per step.")]
+Budget = Annotated[float | None, typer.Option(help="Budget of the account; fitting by default.")]
 RelationOption = Annotated[RelationName, typer.Option("--relation", help="Neighbouring relation.")]
 AccountantOption = Annotated[
     AccountantName, typer.Option("--accountant", help="Which reading meets --epsilon.")
@@ -65,165 +66,103 @@ PlotFile = Annotated[
 File = Annotated[Path, typer.Argument(help="A JSON file; - reads standard input.")]
 
 
-@app.command()
-def dpgan(
-    delta: Delta = None,
-    records: Records = None,
-    batch: Batch = None,
-    rate: Rate = None,
-    epsilon: Epsilon = None,
-    noise: Noise = None,
-    steps: Steps = None,
-    clip: Clip = 1.0,
-    relation: RelationOption = RelationName.ADD_REMOVE,
-    accountant: AccountantOption = AccountantName.RENYI,
-    order: Order = None,
-    plot: PlotFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """DPGAN: a discriminator trained by DP-SGD."""
+class Methods(TyperGroup):
+    """One command for each kind of plan, made of its fields when asked for: help loads no arithmetic."""
 
-    def plan() -> "Plan":
-        from privacy.plans.dpgan import DPGANPlan
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*_kinds(), *super().list_commands(ctx)]
 
-        sampling_prob = rate_from(records, batch, rate)
-        expected = sampling_prob * records if records else 1.0
-        return DPGANPlan(
-            sampling_prob=sampling_prob,
-            expected_batch=expected,
-            clip_norm=clip,
-            steps=steps,
-            noise_multiplier=noise,
-        )
-
-    quote_plan(plan, delta, epsilon, relation, accountant, order, plot, as_json)
+    def get_command(self, ctx: Any, name: str) -> Any:
+        if name in (own := super().list_commands(ctx)) or name not in _kinds():
+            return super().get_command(ctx, name) if name in own else None
+        one = typer.Typer(add_completion=False)
+        one.command(name)(_command(name))
+        return typer.main.get_command(one)
 
 
-@app.command()
-def sinkhorn(
-    delta: Delta = None,
-    records: Records = None,
-    batch: Batch = None,
-    rate: Rate = None,
-    epsilon: Epsilon = None,
-    noise: Noise = None,
-    steps: Steps = None,
-    images: Images = 50,
-    clipping: Annotated[ClippingName, typer.Option(help="What is clipped.")] = ClippingName.JOINT,
-    clip: Clip = 1.0,
-    relation: RelationOption = RelationName.ADD_REMOVE,
-    accountant: AccountantOption = AccountantName.RENYI,
-    order: Order = None,
-    plot: PlotFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """DP-Sinkhorn: a generator follows noisy Sinkhorn gradients."""
-
-    def plan() -> "Plan":
-        from privacy.plans import Clipping
-        from privacy.plans.sinkhorn import SinkhornPlan
-
-        return SinkhornPlan(
-            sampling_prob=rate_from(records, batch, rate),
-            images=images,
-            clipping=Clipping(clipping.replace("-", "_")),
-            clip_norm=clip,
-            steps=steps,
-            noise_multiplier=noise,
-        )
-
-    quote_plan(plan, delta, epsilon, relation, accountant, order, plot, as_json)
+app = typer.Typer(
+    cls=Methods, no_args_is_help=True, help="What would it cost? Computed offline; nothing is written."
+)
 
 
-@app.command()
-def gswgan(
-    delta: Delta = None,
-    parts: Annotated[int, typer.Option(help="Parts the records are divided into.")] = 1000,
-    epsilon: Epsilon = None,
-    noise: Noise = None,
-    steps: Steps = None,
-    images: Images = 32,
-    clipping: Annotated[ClippingName, typer.Option(help="What is clipped.")] = ClippingName.JOINT,
-    clip: Clip = 1.0,
-    relation: RelationOption = RelationName.ADD_REMOVE,
-    accountant: AccountantOption = AccountantName.RENYI,
-    order: Order = None,
-    plot: PlotFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """GS-WGAN: discriminators on parts of the data take turns."""
+def _kinds() -> list[str]:
+    """Kinds of plans; the one-shot form of a kind is an option of it."""
+    from privacy.plans import PLANS
 
-    def plan() -> "Plan":
-        from privacy.plans import Clipping
-        from privacy.plans.gswgan import GSWGANPlan
-
-        return GSWGANPlan(
-            parts=parts,
-            images=images,
-            clipping=Clipping(clipping.replace("-", "_")),
-            clip_norm=clip,
-            steps=steps,
-            noise_multiplier=noise,
-        )
-
-    quote_plan(plan, delta, epsilon, relation, accountant, order, plot, as_json)
+    return [kind.replace("_", "-") for kind in PLANS if not kind.endswith("_one_shot")]
 
 
-@app.command()
-def swd(
-    delta: Delta = None,
-    records: Records = None,
-    batch: Batch = None,
-    epsilon: Epsilon = None,
-    noise: Noise = None,
-    steps: Steps = None,
-    directions: Annotated[int, typer.Option(help="Projection directions per step.")] = 1000,
-    dim: Annotated[int | None, typer.Option(help="Length of a row, labels included.")] = None,
-    geometry: Annotated[GeometryName, typer.Option(help="How directions are drawn.")] = GeometryName.SPHERE,
-    row_bound: Annotated[float, typer.Option(help="Norm each row is clipped to.")] = 0.5,
-    one_shot: Annotated[bool, typer.Option("--one-shot", help="One noisy release of all records.")] = False,
-    features: Annotated[FeaturesName, typer.Option(help="What one-shot sums.")] = FeaturesName.HISTOGRAMS,
-    relation: RelationOption = RelationName.ADD_REMOVE,
-    accountant: AccountantOption = AccountantName.RENYI,
-    order: Order = None,
-    plot: PlotFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """DP-SWD: a generator matches noisy random projections, step by step or --one-shot."""
+def _command(name: str) -> Callable[..., None]:
+    from privacy.plans import PLANS
 
-    def plan() -> "Plan":
-        from privacy.events import Geometry
-        from privacy.plans.swd import Features, SWDOneShotPlan, SWDPlan
-        from privacy.problems import InvalidPlan
+    kind = name.replace("-", "_")
+    shared = list(inspect.signature(quote_plan).parameters.values())[1:]
 
-        if one_shot:
-            return SWDOneShotPlan(
-                directions=directions,
-                features=Features(features.value),
-                steps=1 if steps is None else steps,
-                noise_multiplier=noise,
-            )
-        if records is None or batch is None or dim is None:
-            raise InvalidPlan("Projections need --records, --batch and --dim; or choose --one-shot.")
-        return SWDPlan(
-            records=records,
-            batch=batch,
-            directions=directions,
-            dim=dim,
-            geometry=Geometry(geometry.value),
-            row_bound=row_bound,
-            steps=steps,
-            noise_multiplier=noise,
-        )
+    def command(**options: Any) -> None:
+        quote_plan(lambda: plan_of(kind, options), **{each.name: options.pop(each.name) for each in shared})
 
-    quote_plan(plan, delta, epsilon, relation, accountant, order, plot, as_json)
+    with_options(command, [*plan_options(kind), *shared])
+    command.__doc__ = sys.modules[PLANS[kind].__module__].__doc__
+    return command
+
+
+def plan_options(kind: str) -> list[inspect.Parameter]:
+    """The fields of a kind of plan as options; none is required here, the plan says what it lacks."""
+    from dataclasses import MISSING, fields
+
+    from privacy.plans import PLANS
+
+    classes = [cls for name, cls in PLANS.items() if name in (kind, f"{kind}_one_shot")]
+    found: dict[str, Any] = {}
+    for field in (field for cls in classes for field in fields(cls)):
+        name = {plain: short for short, plain in FIELDS.items()}.get(field.name, field.name)
+        [base, *_] = [each for each in get_args(field.type) or (field.type,) if each is not type(None)]
+        if inspect.isclass(base) and issubclass(base, StrEnum):
+            base = StrEnum(base.__name__, {each.name: each.value.replace("_", "-") for each in base})
+        elif base not in (int, float, bool):
+            base = str if name == "recipe" else None
+        if base and field.name != "expected_batch":
+            known = field.default is not MISSING and field.default is not None
+            text = HELP.get(name, "") + (f" Default {field.default}." if known else "")
+            found[name] = Annotated[base | None, typer.Option(help=text)]
+    if "rate" in found:
+        for name in ("records", "batch"):
+            found[name] = Annotated[int | None, typer.Option(help=HELP[name])]
+    if len(classes) > 1:
+        found["one_shot"] = Annotated[bool, typer.Option("--one-shot", help="One release of all records.")]
+    option = inspect.Parameter.KEYWORD_ONLY
+    return [inspect.Parameter(name, option, default=None, annotation=each) for name, each in found.items()]
+
+
+def plan_of(kind: str, options: dict[str, Any]) -> "Plan":
+    """The plan that options by name describe; what is None is left to the plan."""
+    from dataclasses import fields
+
+    from privacy.plans import PLANS, plan_from_dict
+    from privacy.plans.base import rate_of
+    from privacy.problems import InvalidPlan
+
+    given = {FIELDS.get(name, name): value for name, value in options.items() if value is not None}
+    if given.pop("one_shot", False):
+        kind += "_one_shot"
+    known = {field.name for field in fields(PLANS[kind])}
+    if "sampling_prob" in known:
+        records, batch = given.pop("records", None), given.pop("batch", None)
+        if (batch is None) == ("sampling_prob" not in given) or (batch is not None and records is None):
+            raise InvalidPlan("Give the sampling either as --rate, or as --records and --batch.")
+        if batch is not None:
+            given["sampling_prob"] = rate_of(records=records, batch=batch)
+        if "expected_batch" in known and records:
+            given["expected_batch"] = given["sampling_prob"] * records
+    plain = {n: v.replace("-", "_") if isinstance(v, StrEnum) else v for n, v in given.items()}
+    return plan_from_dict({"kind": kind, **plain})
 
 
 @app.command()
 def event(
     file: File,
     delta: Delta = None,
-    epsilon: Annotated[float | None, typer.Option(help="Budget of the account; fitting by default.")] = None,
+    epsilon: Budget = None,
     relation: RelationOption = RelationName.ADD_REMOVE,
     order: Order = None,
     as_json: AsJson = False,
@@ -259,10 +198,8 @@ def account(
             raise InvalidTarget("An account has a budget: give --epsilon and --delta.")
         body = read_json(read(events))
         listed = flat([from_dict(one) for one in (body if isinstance(body, list) else [body])])
-        return {
-            "events": [one.to_dict() for one in listed],
-            **figures(listed, epsilon, delta, known(relation), order),
-        }
+        shown = [one.to_dict() for one in listed]
+        return {"events": shown, **figures(listed, epsilon, delta, known(relation), order)}
 
     answer(quote, as_json)
 
@@ -283,26 +220,15 @@ def known(relation: RelationName) -> "Relation":
     return Relation(relation.replace("-", "_"))
 
 
-def rate_from(records: int | None, batch: int | None, rate: float | None) -> float:
-    from privacy.plans.base import rate_of
-    from privacy.problems import InvalidPlan
-
-    if rate is not None and batch is None:
-        return rate
-    if rate is not None or records is None or batch is None:
-        raise InvalidPlan("Give the sampling either as --rate, or as --records and --batch.")
-    return rate_of(records=records, batch=batch)
-
-
 def quote_plan(
     make: Callable[[], "Plan"],
-    delta: float | None,
-    epsilon: float | None,
-    relation: RelationName,
-    accountant: AccountantName,
-    order: float | None,
-    plot: Path | None,
-    as_json: bool,
+    delta: Delta = None,
+    epsilon: Epsilon = None,
+    relation: RelationOption = RelationName.ADD_REMOVE,
+    accountant: AccountantOption = AccountantName.RENYI,
+    order: Order = None,
+    plot: PlotFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Settles the missing number of a plan, then shows what it costs."""
 
@@ -321,12 +247,8 @@ def quote_plan(
         if given not in ([False, True, True], [True, False, True], [True, True, False]):
             raise InvalidTarget("Give two of --epsilon, --noise and --steps; the third follows.")
         if epsilon is not None:
-            target = Target(
-                epsilon=epsilon,
-                delta=delta,
-                relation=known(relation),
-                accountant=Accountant(accountant.value),
-            )
+            by = {"relation": known(relation), "accountant": Accountant(accountant.value)}
+            target = Target(epsilon=epsilon, delta=delta, **by)
             plan = plan.stretched(target) if plan.steps is None else plan.calibrated(target)
         published = plan.published_reading(delta)
         result = {
@@ -429,48 +351,42 @@ def answer(quote: Callable[[], dict[str, Any]], as_json: bool) -> None:
 
 
 def show(result: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    relation = result["relation"].replace("_", "-")
-    table.add_row(
-        "epsilon, Rényi", f"{result['epsilon']['renyi']:.4f}", f"at order {result['renyi_order']:g}"
-    )
-    by_pld = result["epsilon"]["pld"]
-    table.add_row(
-        "epsilon, PLD",
-        "out of reach" if by_pld is None else f"{by_pld:.4f}",
-        "composed as if chosen in advance",
-    )
-    table.add_row("delta, relation", f"{result['delta']:g}, {relation}", "")
+    by_pld, budget = result["epsilon"]["pld"], result["account"]
+    rows = [
+        ("epsilon, Rényi", f"{result['epsilon']['renyi']:.4f}", f"at order {result['renyi_order']:g}"),
+        (
+            "epsilon, PLD",
+            "out of reach" if by_pld is None else f"{by_pld:.4f}",
+            "composed as if chosen in advance",
+        ),
+        ("delta, relation", f"{result['delta']:g}, {result['relation'].replace('_', '-')}", ""),
+    ]
     if "multiplier" in result:
-        table.add_row("multiplier", f"{result['multiplier']:g}", f"noise {result['noise_stddev']:g}")
-        table.add_row("steps", f"{result['steps']:,}", result["rate"] and f"rate {result['rate']:.6g}")
-    table.add_row("cost", f"{result['cost'] / 1e9:.9f}", f"at order {result['order']:g}")
-    budget = result["account"]
-    table.add_row(
-        "capacity", f"{result['capacity'] / 1e9:.9f}", f"of ({budget['epsilon']:.4g}, {budget['delta']:g})"
-    )
-    left = f"worth epsilon {result['left_as_epsilon']:.4f}" if result["fits"] else "does not fit"
-    table.add_row("left", f"{result['left'] / 1e9:.9f}", left)
-    table.add_row(
-        "room for",
-        f"{result['admits']}",
-        f"{result['admits_at_best_order']} at order {result['best_order']:g}",
-    )
-    if result.get("published"):
-        table.add_row(
-            "published",
-            f"{result['published']['epsilon']:.4g}",
-            f"no guarantee: {result['published']['flaw']}",
-        )
-    console = Console()
-    console.print(table)
+        rows += [
+            ("multiplier", f"{result['multiplier']:g}", f"noise {result['noise_stddev']:g}"),
+            ("steps", f"{result['steps']:,}", f"rate {result['rate']:.6g}" if result["rate"] else ""),
+        ]
+    rows += [
+        ("cost", f"{result['cost'] / 1e9:.9f}", f"at order {result['order']:g}"),
+        ("capacity", f"{result['capacity'] / 1e9:.9f}", f"of ({budget['epsilon']:.4g}, {budget['delta']:g})"),
+        (
+            "left",
+            f"{result['left'] / 1e9:.9f}",
+            f"worth epsilon {result['left_as_epsilon']:.4f}" if result["fits"] else "does not fit",
+        ),
+        (
+            "room for",
+            f"{result['admits']}",
+            f"{result['admits_at_best_order']} at order {result['best_order']:g}",
+        ),
+    ]
+    if claim := result.get("published"):
+        rows.append(("published", f"{claim['epsilon']:.4g}", f"no guarantee: {claim['flaw']}"))
+    facts(*rows)
     if result["at_grid_end"]:
-        console.print("The best order lies at the end of the range; the PLD reading is the better guide.")
+        output().print("The best order lies at the end of the range; the PLD reading is the better guide.")
     if len(result.get("curve", [])) > 1:
-        console.print(drawing(result["curve"]), highlight=False)
+        output().print(drawing(result["curve"]))
 
 
 def epsilon_over_steps(plan: "Plan", delta: float, relation: "Relation") -> list[tuple[int, float]]:
@@ -479,16 +395,9 @@ def epsilon_over_steps(plan: "Plan", delta: float, relation: "Relation") -> list
 
     from privacy.accountant import Accountant
 
+    how = {"delta": delta, "relation": relation, "accountant": Accountant.RENYI}
     steps = sorted({max(1, plan.known_steps * i // 40) for i in range(1, 41)})
-    return [
-        (
-            at,
-            replace(plan, steps=at)
-            .reading(delta=delta, relation=relation, accountant=Accountant.RENYI)
-            .epsilon,
-        )
-        for at in steps
-    ]
+    return [(at, replace(plan, steps=at).reading(**how).epsilon) for at in steps]
 
 
 def drawing(curve: list[tuple[int, float]], height: int = 8) -> str:
@@ -517,7 +426,3 @@ def svg(curve: list[tuple[int, float]], delta: float) -> str:
 <text x="560" y="290" text-anchor="middle">{last:,} steps</text>
 </svg>
 """
-
-
-if __name__ == "__main__":
-    app()
