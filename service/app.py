@@ -11,6 +11,7 @@ from core.queue import bell
 from core.settings import ServiceSettings
 from core.stores import s3
 from core.stores.inbox import Inbox
+from core.stores.shelf import Shelf
 from service import auth, health, metrics, problems, requests
 from service.budget import routes as budget
 from service.datasets import routes as datasets
@@ -18,6 +19,7 @@ from service.jobs import routes as jobs
 from service.limits import Bodies, Rates
 from service.oidc import SingleSignOn
 from service.people import routes as people
+from service.releases import routes as releases
 
 # Four processes on one machine stay below PostgreSQL's default of 100 connections.
 POOL = 15
@@ -46,13 +48,17 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.state.settings = settings
     app.state.engine = engine
     app.state.inbox = Inbox(store, settings.private_bucket)
+    app.state.shelf = Shelf(store, settings.public_bucket)
     app.state.bells = {"train": bell("train", queue), "publish": bell("publish", queue)}
     app.state.rates = Rates(settings.requests_per_minute)
     app.state.sign_on = SingleSignOn(settings) if settings.oidc_issuer else None
     problems.install(app)
     app.add_middleware(Bodies)
     app.add_middleware(requests.RequestIds, metrics=metrics.install(app))
-    routers = (health.router, datasets.router, jobs.quotes, jobs.jobs, budget.router, people.router)
+    routers = (
+        health.router, datasets.router, jobs.quotes, jobs.jobs, releases.router, releases.known,
+        budget.router, people.router,
+    )  # fmt: skip
     for router in routers:
         app.include_router(router)
     app.state.permissions = auth.permissions(app.routes)

@@ -18,7 +18,10 @@ from core.people import PREFIX, Role, person_of
 from service.oidc import SingleSignOn
 
 # Open to everybody: they tell nothing of datasets, people or budgets.
-OPEN = {"/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/docs/oauth2-redirect"}
+OPEN = {
+    "/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/docs/oauth2-redirect",
+    "/.well-known/sluice-keys.json", "/.well-known/sluice-revocations.json",
+}  # fmt: skip
 
 _bearer = HTTPBearer(auto_error=False, description="An API key, or a token of the site's single sign-on.")
 
@@ -30,6 +33,15 @@ class Who:
     id: uuid.UUID
     name: str
     role: Role
+
+    @property
+    def is_admin(self) -> bool:
+        return self.role is Role.ADMIN
+
+    @property
+    def is_staff(self) -> bool:
+        """Who works on releases, and does not only read them."""
+        return self.role in (Role.CURATOR, Role.ADMIN)
 
     def move(self, reason: str) -> Move:
         return Move(actor=self.name, reason=reason)

@@ -28,6 +28,11 @@ Limit = Annotated[int, Query(ge=1, le=200, description="How many at most.")]
 Cursor = Annotated[str | None, Query(max_length=200, description="`next` of the page before.")]
 
 
+def answers(*kinds: str) -> dict[int | str, dict[str, Any]]:
+    """Says in the document what a route answers with when that is not JSON of a model."""
+    return {200: {"content": {kind: {"schema": {"type": "string"}} for kind in kinds}}}
+
+
 class Body(BaseModel):
     """What a request may say: these fields and no others."""
 

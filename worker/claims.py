@@ -6,12 +6,13 @@ from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Engine, and_, func, or_, select, update
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from core import ledger
 from core.faults import Fault
 from core.ledger import Move
-from core.tables import Entry, Job
+from core.tables import Diagnosis, Entry, Job
 
 LEASE = timedelta(seconds=20)
 MOST_ATTEMPTS = 20
@@ -51,6 +52,18 @@ class Claim:
     def checkpointed(self) -> None:
         """Says that this attempt's checkpoint is the one to continue from."""
         self._write(checkpoint=self.fence)
+
+    def diagnosed(self, *, lines: str, picture: str) -> None:
+        """Keeps what the job's curator may see of it; an attempt that is over changes nothing."""
+        row = {"fence": self.fence, "lines": lines, "picture": picture}
+        kept = insert(Diagnosis).values(job_id=self.job.id, **row)
+        newer = kept.on_conflict_do_update(
+            index_elements=[Diagnosis.job_id],
+            set_={**row, "at": func.now()},
+            where=Diagnosis.fence <= self.fence,
+        )
+        with self.engine.begin() as connection:
+            connection.execute(newer)
 
     def hand_back(self) -> None:
         """Leaves the job to whoever comes next, at once."""

@@ -22,7 +22,7 @@ from core.queue import bell, ring
 from core.settings import SweepSettings
 from core.stores import s3
 from core.stores.witness import WitnessShelf
-from core.tables import Dataset, Job
+from core.tables import Dataset, Job, Release
 from core.witness import Shelf, compare
 from worker import life
 from worker.claims import MOST_ATTEMPTS
@@ -46,7 +46,20 @@ def waiting(session: Session) -> list[tuple[str, object]]:
     return [("train.run", id) for id in jobs] + [("train.check", id) for id in session.scalars(unchecked)]
 
 
-def ring_again(engine: Engine, app: Celery, queued: Callable[[], int]) -> None:
+def unpublished(session: Session) -> list[tuple[str, object]]:
+    """(task, id) of releases that wait for the publisher, or were left by one whose lease ran out."""
+    free = or_(Release.lease_until.is_(None), Release.lease_until < func.now())
+    due = Release.state.in_(("building", "publishing", "withdrawing"))
+    found = select(Release.id).where(due, free).order_by(Release.created_at).limit(100)
+    return [("publish.run", id) for id in session.scalars(found)]
+
+
+def ring_again(
+    engine: Engine,
+    app: Celery,
+    queued: Callable[[], int],
+    waiting: Callable[[Session], list[tuple[str, object]]] = waiting,
+) -> None:
     """Rings for all that waits, but only into an empty queue: rings never pile up behind a long job."""
     if queued():
         return
@@ -84,13 +97,14 @@ def main() -> None:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     shelf = WitnessShelf(s3.client_for(settings), settings.vault_bucket)
-    app = bell("train", url)
+    train, publish = bell("train", url), bell("publish", url)
     queue = redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5)
 
     def work() -> None:
         keep_witness(engine, shelf)
         end_hopeless(engine)
-        ring_again(engine, app, lambda: int(queue.llen("train:train")))
+        ring_again(engine, train, lambda: int(queue.llen("train:train")))
+        ring_again(engine, publish, lambda: int(queue.llen("publish:publish")), unpublished)
         forget_gone(engine)
 
     life.live(engine, url, "sweep", stopping, work, every=SWEEP_SECONDS)

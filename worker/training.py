@@ -193,7 +193,7 @@ class Trainer:
 
     def _follow(self, held: Claim, training: "Training", pulse: "Pulse") -> None:
         """Step by step; stops within one step of being told to."""
-        job, diagnostics = held.job, Diagnostics()
+        diagnostics = Diagnostics()
         saved = time.monotonic()
         for progress in training.steps():
             pulse.step = progress.step
@@ -206,7 +206,7 @@ class Trainer:
                 saved = time.monotonic()
             if stopping:
                 raise HandBack
-        self.vault.put_diagnostics(job.id, held.fence, diagnostics.files())
+        self._diagnose(held, diagnostics)
         self.point("diagnostics")
 
     def _save(self, held: Claim, training: "Training", diagnostics: "Diagnostics") -> None:
@@ -214,10 +214,16 @@ class Trainer:
 
         self.point("before checkpoint")
         self.vault.put_checkpoint(held.job.id, held.fence, save(training.checkpoint()))
-        self.vault.put_diagnostics(held.job.id, held.fence, diagnostics.files())
+        self._diagnose(held, diagnostics)
         self.point("after checkpoint")
         held.checkpointed()
         self.point("checkpointed")
+
+    def _diagnose(self, held: Claim, diagnostics: "Diagnostics") -> None:
+        """Into the vault, and into a row that the service shows to the job's curator and to nobody else."""
+        files = diagnostics.files()
+        self.vault.put_diagnostics(held.job.id, held.fence, files)
+        held.diagnosed(lines=files["jsonl"].decode(), picture=files["svg"].decode())
 
 
 class Diagnostics:

@@ -31,7 +31,7 @@ def register(body: NewDataset, who: Curator, session: SessionDep, key: Idempoten
     """Declare a dataset: schema, nominal size, relation and budget. Nothing is measured or uploaded yet."""
 
     def make() -> DatasetView:
-        return DatasetView.of(actions.register(session, who, body))
+        return DatasetView.of(actions.register(session, who, body), who)
 
     return replies.once(session, who, key, body, DatasetView, make)
 
@@ -44,12 +44,12 @@ def list_datasets(
     rows, following = page(
         session, actions.visible(who), Dataset.created_at, Dataset.id, limit=limit, cursor=cursor
     )
-    return Page(items=[DatasetView.of(row) for row in rows], next=following)
+    return Page(items=[DatasetView.of(row, who) for row in rows], next=following)
 
 
 @router.get("/{id}")
 def show(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep) -> DatasetView:
-    return DatasetView.of(actions.find(session, who, id))
+    return DatasetView.of(actions.find(session, who, id), who)
 
 
 @router.delete("/{id}", status_code=HTTP_204_NO_CONTENT)
@@ -85,7 +85,7 @@ def seal(id: uuid.UUID, body: Seal, who: Curator, session: SessionDep, request: 
     """Fix content, relation and budget. A worker checks the file: `ready`, or `rejected` with a fault."""
     row = actions.seal(session, who, id, body, _inbox(request))
     ring(request.app.state.bells["train"], "train.check", row.id)
-    return DatasetView.of(row)
+    return DatasetView.of(row, who)
 
 
 def _inbox(request: Request) -> Inbox:

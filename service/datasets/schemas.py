@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from core.schema import Schema
 from core.tables import Dataset
 from privacy.relation import Relation
+from service.auth import Who
 from service.deps import Body, View
 
 Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -99,18 +100,19 @@ class DatasetView(View):
     state: str
     fault: str | None
     report: dict[str, Any] | None = Field(
-        description="Counts of clamped and mapped values; for curators only."
+        description="Counts of clamped and mapped values; for its owner only."
     )
     created_at: datetime
     sealed_at: datetime | None
 
     @classmethod
-    def of(cls, row: Dataset) -> "DatasetView":
+    def of(cls, row: Dataset, who: Who) -> "DatasetView":
         return cls(
             id=row.id, name=row.name, data_schema=row.schema, nominal_size=row.nominal_size,
             relation=Relation(row.relation),
             budget=Budget(epsilon=row.epsilon, delta=row.delta, order=row.order),
-            parent=row.parent_id, account=row.account_id, state=row.state, fault=row.fault, report=row.report,
+            parent=row.parent_id, account=row.account_id, state=row.state, fault=row.fault,
+            report=row.report if row.owner_id == who.id else None,
             created_at=row.created_at, sealed_at=row.sealed_at,
         )  # fmt: skip
 

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from core import ledger
 from core.errors import NotFound, WrongState
 from core.people import Role
-from core.tables import Account, Dataset, Entry, Job
+from core.tables import Account, Dataset, Diagnosis, Entry, Job
 from core.witness import require_level
 from privacy.events import Event, from_dict
 from service.auth import Who
@@ -30,6 +30,15 @@ def find(session: Session, who: Who, id: uuid.UUID) -> Job:
     found = session.scalars(visible(who).where(Job.id == id)).one_or_none()
     if found is None:
         raise NotFound("No job of yours has this id.")
+    return found
+
+
+def diagnosis(session: Session, who: Who, id: uuid.UUID) -> Diagnosis:
+    """What the job's owner, and nobody else, may know of how it learnt."""
+    find(session, who, id)
+    found = session.get(Diagnosis, id)
+    if found is None:
+        raise NotFound("This job has no diagnostics yet; they are kept with each checkpoint and at its end.")
     return found
 
 

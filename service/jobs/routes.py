@@ -5,7 +5,7 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
@@ -16,7 +16,7 @@ from core.queue import ring
 from core.tables import Job
 from service import replies
 from service.auth import Curator, CuratorOrAdmin, recognised
-from service.deps import Cursor, Limit, Page, SessionDep, page
+from service.deps import Cursor, Limit, Page, SessionDep, answers, page
 from service.jobs import actions
 from service.jobs.schemas import JobView, NewJob, NewQuote, QuoteView
 from service.replies import IdempotencyKey
@@ -32,6 +32,7 @@ _EVENT = {
         "data": {"type": "string", "contentMediaType": "application/json", "description": "A JobView."},
     },
 }
+_DIAGNOSTICS = answers("application/jsonl", "image/svg+xml")
 State = Literal["queued", "running", "trained", "failed", "cancelled"]
 
 
@@ -87,6 +88,19 @@ def show(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep) -> JobView:
 def cancel(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep) -> JobView:
     """Stop a job. Before its records are opened the charge is given back, later it stays. Safe to repeat."""
     return JobView.of(actions.cancel(session, who, id))
+
+
+@jobs.get("/{id}/diagnostics", response_class=Response, responses=_DIAGNOSTICS)
+def diagnostics(
+    id: uuid.UUID,
+    who: Curator,
+    session: SessionDep,
+    format: Annotated[Literal["jsonl", "svg"], Query(description="Numbers, or a picture of them.")] = "jsonl",
+) -> Response:
+    """Losses and gradient norms of your job: facts about records, for you alone."""
+    found = actions.diagnosis(session, who, id)
+    kind = "image/svg+xml" if format == "svg" else "application/jsonl"
+    return Response(found.picture if format == "svg" else found.lines, media_type=kind)
 
 
 @jobs.get(

@@ -1,0 +1,1 @@
+"""Releases: drafted by one person, approved by another, published, found, downloaded, withdrawn."""

@@ -1,0 +1,226 @@
+"""Draft, approve, publish, withdraw. The database holds to the same rules: see migrations."""
+
+import hashlib
+import secrets
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Select, and_, delete, or_, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from core.errors import Forbidden, NotFound, Problem, WrongState
+from core.stores.shelf import SIGNED_SECONDS, Shelf, public_key
+from core.tables import Approval, Person, Reader, Release
+from core.witness import require_level
+from service.auth import Who
+from service.jobs.actions import find as find_job
+from service.releases.schemas import ApprovalView, Download, Downloads, NewRelease, ReleaseView
+
+ATTESTATION = "attestation.json"
+OUT = ("published", "superseded")
+TOMBSTONES = ("withdrawing", "withdrawn")
+
+
+class AuthorCannotApprove(Problem):
+    status, slug, title = 403, "author-cannot-approve", "A release needs the yes of somebody else"
+
+
+class AnotherBundle(Problem):
+    status, slug, title = 409, "approval-of-another-bundle", "This is not the bundle under review"
+
+
+class NotApproved(Problem):
+    status, slug, title = 409, "not-approved", "Nobody has approved this bundle yet"
+
+
+class Withdrawn(Problem):
+    status, slug, title = 410, "release-withdrawn", "The release was withdrawn"
+
+
+def visible(who: Who) -> Select[tuple[Release]]:
+    """Curators and admins see all; an analyst what was published to them, and that it was withdrawn."""
+    if who.is_staff:
+        return select(Release)
+    granted = select(Reader.release_id).where(Reader.person_id == who.id)
+    return select(Release).where(
+        Release.published_at.is_not(None),
+        or_(Release.audience == "everyone", Release.id.in_(granted)),
+    )
+
+
+def searched(query: Select[tuple[Release]], text: str) -> Select[tuple[Release]]:
+    return query.where(
+        or_(Release.name.icontains(text, autoescape=True), Release.note.icontains(text, autoescape=True))
+    )
+
+
+def find(session: Session, who: Who, id: uuid.UUID) -> Release:
+    found = session.scalars(visible(who).where(Release.id == id)).one_or_none()
+    if found is None:
+        raise NotFound("No release that you may see has this id.")
+    return found
+
+
+def viewed(session: Session, who: Who, rows: Sequence[Release]) -> list[ReleaseView]:
+    """Releases as this person may see them."""
+    given: dict[uuid.UUID, list[ApprovalView]] = {row.id: [] for row in rows}
+    if who.is_staff:
+        approvals = select(Approval).where(Approval.release_id.in_(given)).order_by(Approval.at)
+        for each in session.scalars(approvals):
+            given[each.release_id].append(
+                ApprovalView(person=each.person_id, digest=each.digest.hex(), note=each.note, at=each.at)
+            )
+    return [ReleaseView.of(row, who, given[row.id]) for row in rows]
+
+
+def draft(session: Session, who: Who, body: NewRelease, *, reviewers: int) -> Release:
+    """Asks for a bundle. Sampling is post-processing, so it costs nothing, however often."""
+    require_level(session)  # a database that forgot a charge must not publish as if there were none
+    job = find_job(session, who, body.job)
+    if job.state != "trained":
+        raise WrongState("Only a trained job can be released; wait for it to end.", state=job.state)
+    if body.supersedes is not None:
+        older = _authored(session, who, body.supersedes)
+        if older.state != "published":
+            raise WrongState("Only a published release can be superseded.", state=older.state)
+    row = Release(
+        id=uuid.uuid4(), job_id=job.id, author_id=who.id, name=body.name, note=body.note,
+        licence=body.licence, count=body.count,
+        seed=secrets.randbelow(2**53) if body.seed is None else body.seed, formats=sorted(set(body.formats)),
+        audience=body.audience, reviewers=reviewers, supersedes=body.supersedes,
+        state="building", build=1, fence=0, done=0, created_at=datetime.now(UTC),
+    )  # fmt: skip
+    session.add(row)
+    session.flush()
+    return row
+
+
+def approve(session: Session, who: Who, id: uuid.UUID, *, digest: str, note: str) -> Release:
+    """One person's yes to these very bytes. Saying it twice changes nothing."""
+    row = find(session, who, id)
+    if row.reviewers > 1 and row.author_id == who.id:
+        raise AuthorCannotApprove("Ask another curator or an admin to look at it and approve.")
+    row = _locked(session, id)
+    if row.state not in ("in_review", "approved"):
+        raise WrongState("Only a release in review can be approved.", state=row.state)
+    if row.digest is None or row.digest.hex() != digest:
+        raise AnotherBundle("It was built anew since you looked; look again and approve its present digest.")
+    yes = insert(Approval).values(release_id=id, digest=row.digest, person_id=who.id, note=note)
+    session.execute(yes.on_conflict_do_nothing())
+    row.state = "approved"
+    session.commit()
+    return row
+
+
+def rebuild(session: Session, who: Who, id: uuid.UUID) -> Release:
+    """Builds the bundle anew; every approval was of the old one."""
+    _authored(session, who, id)
+    row = _locked(session, id)
+    _require(row, "in_review", "approved", "failed")
+    row.state, row.fault, row.digest, row.done, row.build = "building", None, None, 0, row.build + 1
+    row.lease_until = None
+    session.commit()
+    return row
+
+
+def discard(session: Session, who: Who, id: uuid.UUID) -> Release:
+    _authored(session, who, id)
+    row = _locked(session, id)
+    _require(row, "building", "in_review", "approved", "failed")
+    row.state = "discarded"
+    session.commit()
+    return row
+
+
+def publish(session: Session, who: Who, id: uuid.UUID) -> Release:
+    """Lets the publisher put the approved bundle on the shelf. Safe to repeat."""
+    require_level(session)
+    _authored(session, who, id)
+    row = _locked(session, id)
+    if row.state in ("publishing", *OUT):
+        return row
+    if row.state == "in_review":
+        raise NotApproved("Have somebody else approve its digest first.")
+    _require(row, "approved")
+    row.state, row.lease_until = "publishing", None
+    session.commit()
+    return row
+
+
+def withdraw(session: Session, who: Who, id: uuid.UUID, *, reason: str) -> Release:
+    """No more links from now on; the publisher removes the files and signs the list. Epsilon stays spent."""
+    _authored(session, who, id)
+    row = _locked(session, id)
+    if row.state in TOMBSTONES:
+        return row
+    _require(row, "publishing", *OUT)
+    row.state, row.reason, row.withdrawn_at, row.lease_until = "withdrawing", reason, datetime.now(UTC), None
+    session.commit()
+    return row
+
+
+def add_reader(session: Session, who: Who, id: uuid.UUID, person: uuid.UUID) -> Release:
+    row = _authored(session, who, id)
+    if session.get(Person, person) is None:
+        raise NotFound("Nobody has this id.")
+    session.execute(insert(Reader).values(release_id=id, person_id=person).on_conflict_do_nothing())
+    session.commit()
+    return row
+
+
+def remove_reader(session: Session, who: Who, id: uuid.UUID, person: uuid.UUID) -> None:
+    _authored(session, who, id)
+    session.execute(delete(Reader).where(and_(Reader.release_id == id, Reader.person_id == person)))
+    session.commit()
+
+
+def preview(session: Session, who: Who, id: uuid.UUID) -> bytes:
+    row = _standing(find(session, who, id))
+    found = session.scalars(select(Release.preview).where(Release.id == id)).one()
+    if row.digest is None or found is None:
+        raise WrongState("The release is not built yet.", state=row.state)
+    return found
+
+
+def downloads(session: Session, who: Who, id: uuid.UUID, paths: list[str], shelf: Shelf) -> Downloads:
+    """Signed addresses of exactly these files."""
+    row = _standing(find(session, who, id))
+    if row.state not in OUT or row.digest is None:
+        raise WrongState("The release is not published yet.", state=row.state)
+    known: dict[str, dict[str, Any]] = {file["path"]: file for file in row.files or ()}
+    statement = (row.attestation or "").encode()
+    sha256 = hashlib.sha256(statement).hexdigest()
+    known[ATTESTATION] = {"path": ATTESTATION, "size": len(statement), "sha256": sha256}
+    if odd := [path for path in paths if path not in known]:
+        raise NotFound(f"{len(odd)} of the paths are none of this release; see its files.")
+    files = [
+        Download(**known[path], url=shelf.sign_download(public_key(id, row.digest, path))) for path in paths
+    ]
+    return Downloads(files=files, expires_in=SIGNED_SECONDS)
+
+
+def _standing(row: Release) -> Release:
+    if row.state in TOMBSTONES:
+        raise Withdrawn("Delete copies you have; its reason says why. What it cost stays spent.")
+    return row
+
+
+def _authored(session: Session, who: Who, id: uuid.UUID) -> Release:
+    row = find(session, who, id)
+    if not who.is_admin and row.author_id != who.id:
+        raise Forbidden("Only its author or an admin may do this.")
+    return row
+
+
+def _locked(session: Session, id: uuid.UUID) -> Release:
+    """The row as it is now, until this transaction ends."""
+    held = select(Release).where(Release.id == id).with_for_update()
+    return session.scalars(held.execution_options(populate_existing=True)).one()
+
+
+def _require(row: Release, *states: str) -> None:
+    if row.state not in states:
+        raise WrongState(f"This can be done to a release that is {' or '.join(states)}.", state=row.state)

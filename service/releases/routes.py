@@ -1,0 +1,168 @@
+"""HTTP for releases, and what anybody needs to verify one."""
+
+import base64
+import uuid
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from sqlalchemy import select
+from starlette.status import HTTP_202_ACCEPTED, HTTP_204_NO_CONTENT
+
+from core.errors import NotFound
+from core.queue import ring
+from core.tables import Release, Revocations, SigningKey
+from service import replies
+from service.auth import Anyone, Curator, CuratorOrAdmin, Who
+from service.deps import Cursor, Limit, Page, SessionDep, answers, page
+from service.releases import actions
+from service.releases.schemas import (
+    Approve,
+    Downloads,
+    KeysView,
+    KeyView,
+    NewReader,
+    NewRelease,
+    Paths,
+    ReleaseView,
+    Withdraw,
+)
+from service.replies import IdempotencyKey
+
+router = APIRouter(prefix="/v1/releases", tags=["releases"])
+known = APIRouter(prefix="/.well-known", tags=["releases"])
+State = Literal[
+    "building", "in_review", "approved", "publishing", "published", "superseded", "withdrawing", "withdrawn",
+    "discarded", "failed",
+]  # fmt: skip
+
+
+@router.post("", status_code=HTTP_202_ACCEPTED)
+def draft(
+    body: NewRelease, who: Curator, session: SessionDep, request: Request, key: IdempotencyKey = None
+) -> ReleaseView:
+    """Ask for a bundle of samples and the synthesizer of one of your trained jobs. Costs nothing more."""
+
+    def make() -> ReleaseView:
+        reviewers = request.app.state.settings.reviewers
+        return ReleaseView.of(actions.draft(session, who, body, reviewers=reviewers), who, [])
+
+    told = replies.once(session, who, key, body, ReleaseView, make)
+    _ring(request, told.id)
+    return told
+
+
+@router.get("")
+def list_releases(
+    who: Anyone,
+    session: SessionDep,
+    search: Annotated[str | None, Query(max_length=200, pattern=r"^[^\x00-\x1f]*$")] = None,
+    state: Annotated[State | None, Query()] = None,
+    job: Annotated[uuid.UUID | None, Query()] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> Page[ReleaseView]:
+    """The catalogue, newest first: what was published to you; curators and admins see all."""
+    query = actions.visible(who)
+    if search:
+        query = actions.searched(query, search)
+    if state is not None:
+        query = query.where(Release.state == state)
+    if job is not None and who.is_staff:
+        query = query.where(Release.job_id == job)
+    rows, following = page(session, query, Release.created_at, Release.id, limit=limit, cursor=cursor)
+    return Page(items=actions.viewed(session, who, rows), next=following)
+
+
+@router.get("/{id}")
+def show(id: uuid.UUID, who: Anyone, session: SessionDep) -> ReleaseView:
+    return _view(session, who, actions.find(session, who, id))
+
+
+@router.get("/{id}/preview", response_class=Response, responses=answers("image/png"))
+def preview(id: uuid.UUID, who: Anyone, session: SessionDep) -> Response:
+    """Some samples of each class, as a picture."""
+    return Response(actions.preview(session, who, id), media_type="image/png")
+
+
+@router.post("/{id}/approve")
+def approve(id: uuid.UUID, body: Approve, who: CuratorOrAdmin, session: SessionDep) -> ReleaseView:
+    """Say yes to the bundle with this digest; not for its author. Building it anew voids the yes."""
+    return _view(session, who, actions.approve(session, who, id, digest=body.digest, note=body.note))
+
+
+@router.post("/{id}/rebuild", status_code=HTTP_202_ACCEPTED)
+def rebuild(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep, request: Request) -> ReleaseView:
+    """Build the bundle anew; approvals of the old one no longer count."""
+    row = actions.rebuild(session, who, id)
+    _ring(request, id)
+    return _view(session, who, row)
+
+
+@router.post("/{id}/discard")
+def discard(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep) -> ReleaseView:
+    """Give up a release that was never published."""
+    return _view(session, who, actions.discard(session, who, id))
+
+
+@router.post("/{id}/publish", status_code=HTTP_202_ACCEPTED)
+def publish(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep, request: Request) -> ReleaseView:
+    """Put an approved bundle, signed, where analysts can download it."""
+    row = actions.publish(session, who, id)
+    _ring(request, id)
+    return _view(session, who, row)
+
+
+@router.post("/{id}/withdraw", status_code=HTTP_202_ACCEPTED)
+def withdraw(
+    id: uuid.UUID, body: Withdraw, who: CuratorOrAdmin, session: SessionDep, request: Request
+) -> ReleaseView:
+    """Take a release back: links die, the revocation list names it, what it cost stays spent."""
+    row = actions.withdraw(session, who, id, reason=body.reason)
+    _ring(request, id)
+    return _view(session, who, row)
+
+
+@router.post("/{id}/readers")
+def add_reader(id: uuid.UUID, body: NewReader, who: CuratorOrAdmin, session: SessionDep) -> ReleaseView:
+    """Let somebody see and download a release that is not for everyone. Safe to repeat."""
+    return _view(session, who, actions.add_reader(session, who, id, body.person))
+
+
+@router.delete("/{id}/readers/{person}", status_code=HTTP_204_NO_CONTENT)
+def remove_reader(id: uuid.UUID, person: uuid.UUID, who: CuratorOrAdmin, session: SessionDep) -> None:
+    actions.remove_reader(session, who, id, person)
+
+
+@router.post("/{id}/downloads")
+def downloads(id: uuid.UUID, body: Paths, who: Anyone, session: SessionDep, request: Request) -> Downloads:
+    """Signed addresses of these files, for a quarter of an hour. Ask again whenever they have expired."""
+    return actions.downloads(session, who, id, body.paths, request.app.state.shelf)
+
+
+@known.get("/sluice-keys.json")
+def keys(session: SessionDep) -> KeysView:
+    """Every key releases were ever signed with, the newest first."""
+    rows = session.scalars(select(SigningKey).order_by(SigningKey.since.desc()))
+    public = [
+        KeyView(id=row.id, public=base64.b64encode(row.public).decode(), since=row.since) for row in rows
+    ]
+    return KeysView(keys=public)
+
+
+@known.get("/sluice-revocations.json", response_class=Response, responses=answers("application/json"))
+def revocations(session: SessionDep) -> Response:
+    """The signed list of all releases withdrawn so far."""
+    newest = select(Revocations.envelope).order_by(Revocations.number.desc()).limit(1)
+    found = session.scalars(newest).one_or_none()
+    if found is None:
+        raise NotFound("No list was signed yet; the publisher signs one when it starts.")
+    return Response(found, media_type="application/json")
+
+
+def _view(session: SessionDep, who: Who, row: Release) -> ReleaseView:
+    [view] = actions.viewed(session, who, [row])
+    return view
+
+
+def _ring(request: Request, id: uuid.UUID) -> None:
+    ring(request.app.state.bells["publish"], "publish.run", id)

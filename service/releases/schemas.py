@@ -1,0 +1,140 @@
+"""What is said about releases over HTTP."""
+
+import uuid
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from core.tables import Release
+from service.auth import Who
+from service.datasets.schemas import Text, Whole
+from service.deps import Body, View
+
+Note = Annotated[str, Field(max_length=2000, pattern=r"^[^\x00-\x08\x0b-\x1f\x7f]*$")]
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$", examples=["5e88" * 16])]
+Format = Literal["parquet", "npz", "png"]
+Audience = Literal["granted", "everyone"]
+
+
+class NewRelease(Body):
+    """All of it is public once published."""
+
+    job: uuid.UUID
+    name: Text
+    note: Note = ""
+    licence: Text = "CC-BY-4.0"
+    count: Annotated[
+        Whole, Field(ge=1, le=1_000_000, description="How many samples, in equal parts of each class.")
+    ] = 10_000
+    seed: Annotated[Whole, Field(ge=0, le=2**53)] | None = Field(
+        default=None, description="Of the sample; public. Drawn if not given."
+    )
+    formats: Annotated[tuple[Format, ...], Field(min_length=1, max_length=3)] = ("parquet", "npz")
+    audience: Audience = "granted"
+    supersedes: uuid.UUID | None = None
+
+
+class Approve(Body):
+    digest: Digest = Field(description="Of the bundle that was looked at; another one is not approved by it.")
+    note: Note = ""
+
+
+class Withdraw(Body):
+    reason: Annotated[Note, Field(min_length=1, description="Public: it stands in the revocation list.")]
+
+
+class NewReader(Body):
+    person: uuid.UUID
+
+
+class Paths(Body):
+    paths: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=200)]],
+        Field(min_length=1, max_length=100, examples=[["manifest.json"]]),
+    ]
+
+
+class FileView(View):
+    path: str
+    size: int
+    sha256: str
+
+
+class Download(FileView):
+    url: str
+
+
+class Downloads(View):
+    """Addresses that give one file each, with ranges, for `expires_in` seconds."""
+
+    files: list[Download]
+    expires_in: int
+
+
+class ApprovalView(View):
+    person: uuid.UUID
+    digest: str
+    note: str
+    at: datetime
+
+
+class Drawn(View):
+    done: int
+    count: int
+
+
+class ReleaseView(View):
+    id: uuid.UUID
+    name: str
+    note: str
+    licence: str
+    state: str
+    fault: str | None
+    author: uuid.UUID
+    job: uuid.UUID | None = Field(description="For curators and admins.")
+    audience: str
+    reviewers: int = Field(description="People it takes: 2, or 1 at a site of one person.")
+    count: int
+    seed: int
+    formats: list[str]
+    supersedes: uuid.UUID | None
+    progress: Drawn = Field(description="Samples drawn.")
+    digest: str | None = Field(description="SHA-256 of the bundle's SHA256SUMS: what is approved.")
+    files: list[FileView]
+    manifest: dict[str, Any] | None
+    privacy: dict[str, Any] | None
+    approvals: list[ApprovalView] = Field(description="For curators and admins.")
+    reason: str | None = Field(description="Why it was withdrawn.")
+    created_at: datetime
+    built_at: datetime | None
+    published_at: datetime | None
+    withdrawn_at: datetime | None
+
+    @classmethod
+    def of(cls, row: Release, who: Who, approvals: list[ApprovalView]) -> "ReleaseView":
+        shown = row.state not in ("withdrawing", "withdrawn")
+        return cls(
+            id=row.id, name=row.name, note=row.note, licence=row.licence, state=row.state, fault=row.fault,
+            author=row.author_id, job=row.job_id if who.is_staff else None, audience=row.audience,
+            reviewers=row.reviewers, count=row.count, seed=row.seed, formats=row.formats,
+            supersedes=row.supersedes, progress=Drawn(done=row.done, count=row.count),
+            digest=row.digest.hex() if row.digest else None,
+            files=[FileView(**file) for file in row.files or ()] if shown else [],
+            manifest=row.manifest if shown else None, privacy=row.privacy,
+            approvals=approvals if who.is_staff else [], reason=row.reason, created_at=row.created_at,
+            built_at=row.built_at, published_at=row.published_at, withdrawn_at=row.withdrawn_at,
+        )  # fmt: skip
+
+
+class KeyView(View):
+    id: str
+    algorithm: Literal["ed25519"] = "ed25519"
+    public: str
+    since: datetime
+
+
+class KeysView(View):
+    """Every key releases were ever signed with."""
+
+    keys: list[KeyView]
