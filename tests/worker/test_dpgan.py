@@ -17,11 +17,13 @@ from worker.mechanisms.clipping import clip_rows, record_gradients
 from worker.mechanisms.noise import SecureRng
 from worker.synthesizers.architecture import UnfitSynthesizer
 from worker.synthesizers.dcgan import DCGAN, Generator
+from worker.synthesizers.dense import Dense
 from worker.synthesizers.image import ARCHITECTURE, WEIGHTS, ImageSynthesizer
 from worker.trainers.dpgan import LADDER, DPGANTraining, Pace, adversarial_loss
-from worker.trainers.networks import Discriminator
+from worker.trainers.networks import BatchNormed, DenseDiscriminator, Discriminator
 
 SMALL = DPGANRecipe(discriminator_features=16, generator_features=16, latent=4, physical_batch=8)
+DENSE = DPGANRecipe(**{**SMALL.to_dict(), "network": "dense"})
 
 
 class Rows(ImageRows):
@@ -105,12 +107,56 @@ def test_the_generator_is_the_transposed_convolutional_one(size):
     assert torch.allclose(*ways, atol=1e-4)
 
 
+# The dense pair
+
+
+def dense_generator() -> BatchNormed:
+    torch.manual_seed(4)
+    made = BatchNormed(Dense(height=9, width=8, channels=3, classes=4, features=16, latent=5).network())
+    for _ in range(50):
+        made(torch.randn(20, 5) * 3 + 1, torch.randint(4, (20,)))
+    with torch.no_grad():
+        for norm in made.norms:
+            norm.weight.uniform_(0.5, 2)
+            norm.bias.normal_()
+    return made
+
+
+def test_what_leaves_is_the_generator_with_its_running_statistics_inside():
+    made = dense_generator()
+    latents, labels = torch.randn(30, 5), torch.randint(4, (30,))
+    with torch.no_grad():
+        assert torch.allclose(made.folded()(latents, labels), made.eval()(latents, labels), atol=1e-5)
+
+
+def test_an_image_of_the_folded_generator_depends_on_its_own_latent_alone():
+    made = dense_generator().folded()
+    latents, labels = torch.randn(30, 5), torch.randint(4, (30,))
+    with torch.no_grad():
+        alone = torch.cat([made(latents[i : i + 1], labels[i : i + 1]) for i in range(30)])
+        assert torch.allclose(made(latents, labels), alone, atol=1e-6)
+
+
+def test_the_dense_discriminator_scores_by_label():
+    shape = Dense(height=8, width=8, channels=1, classes=3, features=16, latent=5)
+    scored = DenseDiscriminator(shape, 16)
+    images = torch.rand(3, 1, 8, 8) * 2 - 1
+    x = (images.flatten(1) + 1) / 2
+    for layer in scored.body:
+        x = F.leaky_relu(x @ layer.weight.T + layer.bias, 0.2)
+    directions = scored.score.weight + scored.label.weight
+    for label in range(3):
+        expected = x @ directions[label] + scored.score.bias
+        assert torch.allclose(scored(images, torch.full((3,), label)), expected, atol=1e-5)
+
+
 # A step
 
 
-def test_a_step_is_line_six_to_eight_of_the_algorithm():
+@pytest.mark.parametrize("recipe", [SMALL, DENSE], ids=["conv", "dense"])
+def test_a_step_is_line_six_to_eight_of_the_algorithm(recipe):
     """Clipped one by one, summed with the fakes, noised once, divided by twice the expected batch."""
-    run = training()
+    run = training(recipe=recipe)
     given: list[Tensor] = []
     run.descend = given.append
     images, labels = run.records.take(np.arange(7))
@@ -237,12 +283,13 @@ class PerRecordRng(SeededRng):
         return super().words(64)[:count] if count in (49, 50, 51) else super().words(count)
 
 
+@pytest.mark.parametrize("recipe", [SMALL, DENSE], ids=["conv", "dense"])
 @pytest.mark.parametrize(("name", "rows"), neighbours(), ids=[name for name, _ in neighbours()])
-def test_records_reach_it_through_noised_sums_alone(name, rows):
+def test_records_reach_it_through_noised_sums_alone(name, rows, recipe):
     """With the releases held the same, a neighbour changes nothing else, and sums by at most the norm."""
 
     def run_on(records: Rows, replay: list[Tensor] | None) -> tuple[DPGANTraining, Recorded, list[object]]:
-        run = DPGANTraining(plan(steps=5, sampling_prob=0.5), records, rng=PerRecordRng(3), recipe=SMALL)
+        run = DPGANTraining(plan(steps=5, sampling_prob=0.5), records, rng=PerRecordRng(3), recipe=recipe)
         watched = Recorded(run, replay)
         said = list(run.steps())
         return run, watched, said
@@ -379,6 +426,7 @@ def test_recipes_read_back_as_they_were_written():
     "odd",
     [
         {"seed": 1},
+        {"network": "transformer"},
         {"discriminator_features": 15},
         {"generator_features": 8},
         {"latent": 0},

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from typing import Protocol
 
 import torch
@@ -15,9 +16,10 @@ from privacy.plans.dpgan import DPGANPlan, DPGANRecipe
 from worker.mechanisms.clipping import Clipped, clipped_sum, like, validate
 from worker.mechanisms.noise import GaussianNoise, Rng
 from worker.mechanisms.sampling import PoissonSampling, Rows, uniform
-from worker.synthesizers.dcgan import DCGAN, Generator
+from worker.synthesizers.dcgan import DCGAN
+from worker.synthesizers.dense import Dense
 from worker.synthesizers.image import ImageSynthesizer
-from worker.trainers.networks import Discriminator
+from worker.trainers.networks import BatchNormed, DenseDiscriminator, Discriminator
 from worker.trainers.progress import Progress
 
 LADDER = [digit * 10**power for power in range(5) for digit in (1, 2, 5)]
@@ -51,10 +53,10 @@ class Pace:
             self.since = 0
 
 
-def architecture(schema: ImageSchema, recipe: DPGANRecipe) -> DCGAN:
+def architecture(schema: ImageSchema, recipe: DPGANRecipe) -> DCGAN | Dense:
     if schema.kind != "image" or not all(8 <= side <= 64 for side in (schema.height, schema.width)):
         raise Failure(Fault.SCHEMA_MISMATCH)
-    return DCGAN(
+    return {"conv": DCGAN, "dense": Dense}[recipe.network](
         height=schema.height,
         width=schema.width,
         channels=schema.channels,
@@ -62,6 +64,13 @@ def architecture(schema: ImageSchema, recipe: DPGANRecipe) -> DCGAN:
         features=recipe.generator_features,
         latent=recipe.latent,
     )
+
+
+def pair(shape: DCGAN | Dense, recipe: DPGANRecipe) -> tuple[nn.Module, nn.Module]:
+    """Discriminator and generator, untrained."""
+    if isinstance(shape, DCGAN):
+        return Discriminator(shape, recipe.discriminator_features), shape.network()
+    return DenseDiscriminator(shape, recipe.discriminator_features), BatchNormed(shape.network())
 
 
 def adversarial_loss(discriminator: nn.Module, images: Tensor, labels: Tensor, real: Tensor) -> Tensor:
@@ -92,10 +101,9 @@ class DPGANTraining:
         self.shape = architecture(records.schema, recipe)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.words(1)[0]) >> 1)
-            self.discriminator = Discriminator(self.shape, recipe.discriminator_features).to(self.device)
-            self.generator = Generator(self.shape).to(self.device)
-            self.average = Generator(self.shape).to(self.device)
-        self.average.load_state_dict(self.generator.state_dict())
+            discriminator, generator = pair(self.shape, recipe)
+        self.discriminator, self.generator = discriminator.to(self.device), generator.to(self.device)
+        self.average = deepcopy(self.generator)
         self.discriminator_optimizer = torch.optim.Adam(
             self.discriminator.parameters(), lr=recipe.discriminator_rate, betas=recipe.betas, fused=True
         )
@@ -107,7 +115,8 @@ class DPGANTraining:
         self.pace = Pace(recipe)
         self.generator_steps = 0
         # As many fakes as records are expected: public, unlike the number of records that were drawn.
-        self.fakes = max(1, round(plan.expected_batch))
+        # Two at least, for batch norm.
+        self.fakes = max(2, round(plan.expected_batch))
         self.last: Clipped | None = None
 
         size = sum(p.numel() for p in self.discriminator.parameters())
@@ -170,9 +179,8 @@ class DPGANTraining:
         # Slow averages start quick: the first generators are not worth remembering.
         steps, most = self.generator_steps, self.recipe.average_decay or 0.0
         share = 1 - min(most, (1 + steps) / (10 + steps))
-        with torch.no_grad():
-            for mean, parameter in zip(self.average.parameters(), parameters, strict=True):
-                mean.lerp_(parameter, share)
+        for mean, value in zip(numbers(self.average), numbers(self.generator), strict=True):
+            mean.lerp_(value, share)
 
     def latents(self, count: int) -> tuple[Tensor, Tensor]:
         """Latents, and labels that are uniform whatever the labels of the records are."""
@@ -216,10 +224,7 @@ class DPGANTraining:
         self.releases = self.noise.releases(self.rng, made=step)
 
     def _parts(self) -> dict[str, dict[str, Tensor]]:
-        parts = {
-            name: dict(getattr(self, name).named_parameters())
-            for name in ("discriminator", "generator", "average")
-        }
+        parts = {name: getattr(self, name).state_dict() for name in ("discriminator", "generator", "average")}
         for name in ("discriminator", "generator"):
             optimizer = getattr(self, f"{name}_optimizer")
             parts[f"{name}_optimizer"] = {
@@ -247,11 +252,15 @@ class DPGANTraining:
             raise Failure(Fault.ACCOUNTING_MISMATCH)
         network = self.average if self.recipe.average_decay is not None else self.generator
         # A function of noised gradients, so that it may be known.
-        if not all(parameter.isfinite().all() for parameter in network.parameters()):
+        if not all(value.isfinite().all() for value in numbers(network)):
             raise Failure(Fault.DIVERGED)
-        copy = Generator(self.shape)
-        copy.load_state_dict(network.state_dict())
-        return ImageSynthesizer(self.shape, copy)
+        made = network.folded() if isinstance(network, BatchNormed) else deepcopy(network).cpu()
+        return ImageSynthesizer(self.shape, made)
+
+
+def numbers(module: nn.Module) -> list[Tensor]:
+    """Weights, and the statistics of batch norms where there are any."""
+    return [value for value in module.state_dict().values() if value.is_floating_point()]
 
 
 def start_state(optimizer: torch.optim.Adam) -> None:

@@ -1,4 +1,7 @@
-"""The discriminator of "Private GANs, Revisited", for images of any size from 8 to 64."""
+"""What the pairs are made of while they learn: discriminators, and a generator not yet as it leaves."""
+
+import math
+from copy import deepcopy
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +9,9 @@ from torch import Tensor, nn
 
 from worker.mechanisms.clipping import Shares, rule, squared
 from worker.patches import Size, halved, halving_kernel
+from worker.synthesizers.architecture import Architecture
 from worker.synthesizers.dcgan import DCGAN, SLOPE, halvings
+from worker.synthesizers.dense import DenseGenerator
 
 
 class LabelPlanes(nn.Conv2d):
@@ -51,8 +56,9 @@ class LabelPlanesGradients:
 class Discriminator(nn.Module):
     """Scores images with their labels: high for real. No layer looks at more than one record.
 
-    Convolutions are written as linear layers over patches, channels last: quicker than convolving at these
-    sizes, and the patches are what per-record gradients are made of.
+    The one of "Private GANs, Revisited", for images of any size from 8 to 64. Convolutions are written as
+    linear layers over patches, channels last: quicker than convolving at these sizes, and the patches are
+    what per-record gradients are made of.
     """
 
     def __init__(self, shape: DCGAN, features: int) -> None:
@@ -72,6 +78,56 @@ class Discriminator(nn.Module):
         for layer, size in zip(self.body, self.sizes[1:], strict=False):
             x = F.leaky_relu(layer(halved(x.unflatten(1, size))), SLOPE)
         return self.score(x.flatten(1)).flatten()
+
+
+class DenseDiscriminator(nn.Module):
+    """Two hidden layers; the label turns the direction that the last of them is scored in.
+
+    The score is that of Miyato and Koyama 2018, (v + v_label) . h(image). Pixels come from 0 to 1: a dark
+    background then is no part of any record's gradient.
+    """
+
+    def __init__(self, shape: Architecture, features: int) -> None:
+        super().__init__()
+        pixels = shape.channels * shape.height * shape.width
+        self.body = nn.ModuleList([nn.Linear(pixels, features), nn.Linear(features, features)])
+        self.score = nn.Linear(features, 1)
+        self.label = nn.Embedding(shape.classes, features)
+        nn.init.normal_(self.label.weight, std=1 / math.sqrt(features))
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        x = (images.flatten(1) + 1) / 2
+        for layer in self.body:
+            x = F.leaky_relu(layer(x), SLOPE)
+        return self.score(x).flatten() + (self.label(labels) * x).sum(1)
+
+
+class BatchNormed(nn.Module):
+    """A dense generator as it learns, with batch norm: without, its images become one in the first steps.
+
+    A generator sees no record, so mixing what it makes is post-processing. What leaves is `folded`.
+    """
+
+    def __init__(self, network: DenseGenerator) -> None:
+        super().__init__()
+        self.network = network
+        self.norms = nn.ModuleList(nn.BatchNorm1d(layer.out_features) for layer in network.body)
+
+    def forward(self, latents: Tensor, labels: Tensor) -> Tensor:
+        x = self.network.given(latents, labels)
+        for layer, norm in zip(self.network.body, self.norms, strict=True):
+            x = F.relu(norm(layer(x)))
+        return self.network.made(x)
+
+    @torch.no_grad()
+    def folded(self) -> DenseGenerator:
+        """The same with running statistics inside the weights: each image from its own latent and label."""
+        network = deepcopy(self.network).cpu()
+        for layer, norm in zip(network.body, self.norms, strict=True):
+            scale = (norm.weight / (norm.running_var + norm.eps).sqrt()).cpu()
+            layer.bias.sub_(norm.running_mean.cpu()).mul_(scale).add_(norm.bias.cpu())
+            layer.weight.mul_(scale[:, None])
+        return network
 
 
 def area(size: Size) -> int:
