@@ -18,10 +18,14 @@ CLOSE = 0.998
 
 
 class Clipping(StrEnum):
-    """What is clipped to `clip_norm`: the gradient of all generated images together, or of each by itself."""
+    """What is clipped to `clip_norm`: the gradient of all generated images together, or of each by itself.
+
+    SEMIDUAL, for Sinkhorn alone: what each record adds to a sum.
+    """
 
     JOINT = "joint"
     PER_IMAGE = "per_image"
+    SEMIDUAL = "semidual"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,8 +29,9 @@ class GSWGANPlan(Plan):
         whole("parts", self.parts, most=MOST_ROWS, problem=InvalidPlan)
         whole("images", self.images, most=MOST_ROWS, problem=InvalidPlan)
         positive("clip_norm", self.clip_norm, problem=InvalidPlan)
-        good = isinstance(self.clipping, Clipping)
-        require(good, f"clipping is {self.clipping!r}; give one of {[*Clipping]}.", problem=InvalidPlan)
+        known = [Clipping.JOINT, Clipping.PER_IMAGE]
+        good = isinstance(self.clipping, Clipping) and self.clipping in known
+        require(good, f"clipping is {self.clipping!r}; give one of {known}.", problem=InvalidPlan)
 
     @property
     def rows(self) -> int:

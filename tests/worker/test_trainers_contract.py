@@ -10,8 +10,9 @@ from safetensors.torch import load, save
 
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
-from privacy.plans.base import Plan
+from privacy.plans.base import Clipping, Plan
 from privacy.plans.dpgan import DPGANPlan, DPGANRecipe
+from privacy.plans.sinkhorn import SinkhornPlan, SinkhornRecipe
 from tests.fakes import ImageRows
 from worker.mechanisms.noise import SecureRng
 from worker.synthesizers.image import ImageSynthesizer
@@ -36,6 +37,14 @@ PLANS: dict[str, Callable[[int], Plan]] = {
         sampling_prob=0.1,
         expected_batch=5.0,
         recipe=DPGANRecipe(discriminator_features=16, generator_features=16, latent=4),
+    ),
+    "sinkhorn": lambda steps: SinkhornPlan(
+        steps=steps // 2,
+        noise_multiplier=1.0,
+        sampling_prob=0.1,
+        images=9,
+        clipping=Clipping.SEMIDUAL,
+        recipe=SinkhornRecipe(features=16, latent=4, fitting_steps=2, fitting_images=9),
     ),
 }
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from worker.synthesizers.image import ImageSynthesizer
 from worker.trainers.dpgan import DPGANTraining
 from worker.trainers.progress import Progress
+from worker.trainers.sinkhorn import SinkhornTraining
 
 
 class Training(Protocol):
@@ -41,4 +42,4 @@ class Training(Protocol):
     def synthesizer(self) -> ImageSynthesizer: ...
 
 
-TRAINERS = {"dpgan": DPGANTraining}
+TRAINERS = {"dpgan": DPGANTraining, "sinkhorn": SinkhornTraining}
