@@ -1,7 +1,9 @@
 """The service over HTTP: one method per thing that can be asked of it.
 
     with Sluice("https://sluice.example.org", key) as service:
-        print(service.me()["role"])
+        release = service.release("digits")
+        release.download("digits")
+        x, y = release.load()
 
 Answers are the JSON the service gave (docs/api.md). What it refuses is raised as `client.problems.Refused`.
 """
@@ -11,12 +13,15 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 import httpx
 
 from client.problems import CannotRun, Refused
+
+if TYPE_CHECKING:
+    from client.release import Release
 
 Json = dict[str, Any]
 
@@ -33,24 +38,26 @@ _STREAM = httpx.Timeout(15, connect=5)
 
 
 class Sluice:
-    """A connection to one service as one person. Safe to share between threads."""
+    """A connection to one service as one person; without a key, for what everybody may know. Safe to share
+    between threads."""
 
     def __init__(
         self,
         url: str,
-        key: str,
+        key: str | None = None,
         *,
         transport: httpx.BaseTransport | None = None,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.url, self._pause = _address(url), pause
-        if not (key.isascii() and key.isprintable() and key and " " not in key):
+        if key is not None and not (key.isascii() and key.isprintable() and key and " " not in key):
             raise CannotRun(
                 "that is not an API key: it is one word and starts with sl_; ask an admin for one"
             )
+        headers = {"User-Agent": f"sluice/{version('sluice')}"}
         self._http = httpx.Client(
             base_url=self.url,
-            headers={"Authorization": f"Bearer {key}", "User-Agent": f"sluice/{version('sluice')}"},
+            headers=headers | ({"Authorization": f"Bearer {key}"} if key else {}),
             timeout=_PATIENCE,
             transport=transport,
         )
@@ -97,11 +104,7 @@ class Sluice:
 
     def checked(self, id: str) -> Json:
         """Waits until a sealed dataset is `ready`, or `rejected` with a fault."""
-        wait = 0.2
-        while (found := self.dataset(id))["state"] not in CHECKED:
-            self._pause(wait)
-            wait = min(2.0, wait * 1.5)
-        return found
+        return self._settled(lambda: self.dataset(id), lambda found: found["state"] in CHECKED)
 
     def budget(self, dataset: str) -> Json:
         """The account a dataset draws on."""
@@ -152,6 +155,92 @@ class Sluice:
                 if failures > _RECONNECTS:
                     raise self._unreachable(problem) from None
             self._pause(min(5.0, 0.2 * 2**failures))
+
+    def diagnostics(self, id: str, format: str = "jsonl") -> bytes:
+        """Losses and norms of a job you own, as `jsonl` or `svg`: facts about records, for nobody else."""
+        return self._send("GET", f"/v1/jobs/{_part(id)}/diagnostics", query={"format": format}).content
+
+    # -- releases
+
+    def create_release(self, body: Json, *, key: str | None = None) -> Json:
+        """Has a bundle built of a trained job. The same key and body give the same release again."""
+        return self._post("/v1/releases", body, key=key or str(uuid.uuid4()))
+
+    def releases(self, *, search: str | None = None, state: str | None = None) -> Iterator[Json]:
+        return self._pages("/v1/releases", search=search, state=state)
+
+    def release_view(self, id: str) -> Json:
+        return self._get(f"/v1/releases/{_part(id)}")
+
+    def release(self, name: str) -> "Release":
+        """A release by its id, or the newest of that name, published if there is one."""
+        from client.release import Release
+
+        try:
+            return Release(service=self, view=self.release_view(str(uuid.UUID(name))))
+        except ValueError:
+            named = [one for one in self.releases(search=name) if one["name"] == name]
+        if not named:
+            raise CannotRun(f"no release is called {name}: sluice releases list shows those you may see")
+        return Release(service=self, view=min(named, key=lambda one: one["state"] != "published"))
+
+    def preview(self, id: str) -> bytes:
+        return self._send("GET", f"/v1/releases/{_part(id)}/preview").content
+
+    def approve(self, id: str, digest: str, note: str = "") -> Json:
+        """Your yes to the bundle of this digest and to no other."""
+        return self._move(id, "approve", {"digest": digest, "note": note})
+
+    def rebuild(self, id: str) -> Json:
+        return self._move(id, "rebuild")
+
+    def discard(self, id: str) -> Json:
+        return self._move(id, "discard")
+
+    def publish(self, id: str) -> Json:
+        return self._move(id, "publish")
+
+    def withdraw(self, id: str, reason: str) -> Json:
+        return self._move(id, "withdraw", {"reason": reason})
+
+    def _move(self, id: str, move: str, body: Json | None = None) -> Json:
+        return self._post(f"/v1/releases/{_part(id)}/{move}", body, again=True)
+
+    def built(self, id: str, tell: Callable[[Json], None] = lambda _: None) -> Json:
+        """Waits until a bundle is built: `in_review`, or `failed` with a fault."""
+        return self._until(id, ("building",), tell)
+
+    def published(self, id: str, tell: Callable[[Json], None] = lambda _: None) -> Json:
+        """Waits until a release that was to be published, or withdrawn, is."""
+        return self._until(id, ("publishing", "withdrawing"), tell)
+
+    def _until(self, id: str, moving: tuple[str, ...], tell: Callable[[Json], None]) -> Json:
+        def look() -> Json:
+            found = self.release_view(id)
+            tell(found)
+            return found
+
+        return self._settled(look, lambda found: found["state"] not in moving)
+
+    def add_reader(self, id: str, person: str) -> None:
+        self._send("POST", f"/v1/releases/{_part(id)}/readers", body={"person": person}, again=True)
+
+    def remove_reader(self, id: str, person: str) -> None:
+        self._send("DELETE", f"/v1/releases/{_part(id)}/readers/{_part(person)}")
+
+    def downloads(self, id: str, paths: list[str]) -> list[Json]:
+        """Addresses of files of a published release, good for a quarter of an hour."""
+        body = {"paths": paths}
+        found: list[Json] = self._post(f"/v1/releases/{_part(id)}/downloads", body, again=True)["files"]
+        return found
+
+    def signing_keys(self) -> list[Json]:
+        found: list[Json] = self._get("/.well-known/sluice-keys.json")["keys"]
+        return found
+
+    def revocations(self) -> bytes:
+        """The newest signed list of withdrawn releases, as it was signed."""
+        return self._send("GET", "/.well-known/sluice-revocations.json").content
 
     # -- budgets
 
@@ -234,7 +323,24 @@ class Sluice:
             if cursor is None:
                 return
 
-    def _call(
+    def _settled(self, look: Callable[[], Json], done: Callable[[Json], bool]) -> Json:
+        """Looks again, less and less often, until it is done."""
+        wait = 0.2
+        while not done(found := look()):
+            self._pause(wait)
+            wait = min(2.0, wait * 1.5)
+        return found
+
+    def _call(self, method: str, path: str, **more: Any) -> Any:
+        answer = self._send(method, path, **more)
+        if answer.status_code == httpx.codes.NO_CONTENT:
+            return None
+        try:
+            return answer.json()
+        except ValueError:
+            raise _stranger(answer) from None
+
+    def _send(
         self,
         method: str,
         path: str,
@@ -243,7 +349,7 @@ class Sluice:
         body: Json | None = None,
         key: str | None = None,
         again: bool = False,
-    ) -> Any:
+    ) -> httpx.Response:
         """One request; sent again if it got lost and a second one does no harm (`again`, or a key)."""
         headers = {"Idempotency-Key": key} if key else {}
         given = {name: value for name, value in (query or {}).items() if value is not None}
@@ -265,12 +371,7 @@ class Sluice:
             self._pause(wait)
         if not answer.is_success:
             raise _refusal(answer)
-        if answer.status_code == httpx.codes.NO_CONTENT:
-            return None
-        try:
-            return answer.json()
-        except ValueError:
-            raise _stranger(answer) from None
+        return answer
 
     def _unreachable(self, problem: Exception) -> CannotRun:
         if isinstance(problem, httpx.TimeoutException):

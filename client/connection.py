@@ -6,13 +6,13 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from client.problems import CannotRun
+from client.problems import CannotRun, Refused
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +29,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, stable keys.")
 
 EXIT_CODES = (
     "Exit codes: 0 done, and what was asked about is well; 1 refused, out of reach, or not well "
-    "(a broken ledger, a failed job, a rejected file); 2 wrong usage; 130 interrupted."
+    "(a broken ledger, a failed job, a rejected file); 2 wrong usage; 3 a release that is altered, forged "
+    "or signed with an unknown key; 4 a release that was withdrawn; 130 interrupted."
 )
 
 
@@ -38,19 +39,24 @@ def config_file() -> Path:
 
 
 def save(url: str, key: str) -> Path:
-    """Keeps address and key where only their owner can read them, whole or not at all."""
+    """Keeps address and key where only their owner can read them."""
     path = config_file()
+    write_private(path, json.dumps({"url": url, "key": key}))
+    return path
+
+
+def write_private(path: Path, text: str) -> None:
+    """A file only its owner can read, whole or not at all."""
     new = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump({"url": url, "key": key}, file)
+            file.write(text)
         new.replace(path)
     except OSError as problem:
         with suppress(OSError):
             new.unlink()
         raise CannotRun(f"cannot write {path} ({os.strerror(problem.errno or 0).lower()})") from None
-    return path
 
 
 def saved() -> dict[str, str]:
@@ -109,6 +115,52 @@ def listing(*columns: str, rows: Iterable[tuple[str, ...]]) -> None:
     output().print(table)
 
 
+def when(at: str) -> str:
+    from datetime import datetime
+
+    return datetime.fromisoformat(at).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count / 1e3:,.1f} kB"
+
+
+@contextmanager
+def bar(unit: str) -> Iterator[Callable[..., None]]:
+    """A line on a terminal that says what goes on, how far, how fast and how long still; elsewhere nothing.
+
+    What it gives is called with a description, what is done, of how much, and perhaps another word.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console, shown = output(stderr=True), size if unit == "bytes" else "{:,}".format
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[at]}"))
+    more = (TimeRemainingColumn(), TextColumn("{task.fields[word]}"))
+    with Progress(*columns, *more, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("waiting", total=None, at="", word="")
+
+        def update(description: str, done: int, total: int, word: str = "") -> None:
+            speed = progress.tasks[0].speed
+            rate = f", {shown(round(speed))} a second" if speed and unit == "bytes" else ""
+            rate = f", {speed:,.1f} {unit} a second" if speed and unit != "bytes" else rate
+            at = f"{shown(done)} of {shown(total)}{rate}"
+            progress.update(task, description=description, completed=done, total=total, at=at, word=word)
+
+        yield update
+
+
+def save_bytes(body: bytes, to: Path | None) -> dict[str, Any] | None:
+    """Into a file, or to standard output."""
+    if to is None:
+        sys.stdout.buffer.write(body)
+        return None
+    try:
+        to.write_bytes(body)
+    except OSError:
+        raise CannotRun(f"{to} cannot be written: name another file with --out") from None
+    return {"to": str(to), "bytes": len(body)}
+
+
 def print_json(value: Any) -> None:
     """One document; or, of something that goes on, one line whenever there is news."""
     if isinstance(value, Iterator):
@@ -161,6 +213,7 @@ def login(url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
     Without --key the key is asked for, or read from standard input: on a command line others can see it.
     """
     from client.api import Sluice
+    from client.trust import meet
 
     url = url or (
         saved_url() or typer.prompt("Address of the service", default="http://127.0.0.1:8000", err=True)
@@ -172,6 +225,8 @@ def login(url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
     with Sluice(url, key.strip()) as service:
         who = service.me()
         path = save(service.url, key.strip())
+        with suppress(Refused):  # an older service signs nothing
+            meet(service, again=True)
         if as_json:
             print_json({"url": service.url, "file": str(path), **who})
         else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from client.connection import connected, output
+from client.connection import bar, connected, facts, listing, output
 from client.problems import CannotRun
 from client.quote import RelationName
 
@@ -25,41 +25,31 @@ Detach = Annotated[bool, typer.Option("--detach", help="Do not wait until the fi
 
 
 def show_one(dataset: "Json") -> None:
-    from rich.table import Table
+    budget = dataset["budget"]
+    rows = [
+        ("dataset", dataset["id"]),
+        ("name", dataset["name"]),
+        ("state", _state(dataset)),
+        ("records", f"about {dataset['nominal_size']:,}"),
+        ("schema", _in_words(dataset["schema"])),
+        ("budget", f"epsilon {budget['epsilon']:g}, delta {budget['delta']:g}, order {budget['order']}"),
+        ("relation", dataset["relation"].replace("_", "-")),
+        ("account", dataset["account"] or "known once sealed"),
+    ]
+    facts(*rows, *([("for you alone", json.dumps(dataset["report"]))] if dataset["report"] else []))
 
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    budget, schema = dataset["budget"], dataset["schema"]
-    table.add_row("dataset", dataset["id"])
-    table.add_row("name", dataset["name"])
-    table.add_row("state", dataset["state"] + (f": {dataset['fault']}" if dataset["fault"] else ""))
-    table.add_row("records", f"about {dataset['nominal_size']:,}")
-    table.add_row("schema", _in_words(schema))
-    table.add_row(
-        "budget", f"epsilon {budget['epsilon']:g}, delta {budget['delta']:g}, order {budget['order']}"
-    )
-    table.add_row("relation", dataset["relation"].replace("_", "-"))
-    table.add_row("account", dataset["account"] or "known once sealed")
-    if dataset["report"]:
-        table.add_row("for you alone", json.dumps(dataset["report"]))
-    output().print(table)
+
+def _state(dataset: "Json") -> str:
+    return str(dataset["state"]) + (f": {dataset['fault']}" if dataset["fault"] else "")
 
 
 def show_many(datasets: "list[Json]") -> None:
-    from rich.table import Table
-
-    table = Table("dataset", "name", "state", "records", "epsilon", "delta")
-    for one in datasets:
-        state = one["state"] + (f": {one['fault']}" if one["fault"] else "")
+    def row(one: "Json") -> tuple[str, ...]:
         budget = one["budget"]
-        table.add_row(
-            one["id"],
-            one["name"],
-            state,
-            f"{one['nominal_size']:,}",
-            f"{budget['epsilon']:g}",
-            f"{budget['delta']:g}",
-        )
-    output().print(table)
+        numbers = f"{one['nominal_size']:,}", f"{budget['epsilon']:g}", f"{budget['delta']:g}"
+        return one["id"], one["name"], _state(one), *numbers
+
+    listing("dataset", "name", "state", "records", "epsilon", "delta", rows=map(row, datasets))
 
 
 def _in_words(schema: "Json") -> str:
@@ -147,25 +137,14 @@ def delete(service: "Sluice", id: Id) -> "Json":
 
 
 def _send(service: "Sluice", id: str, file: Path, detach: bool) -> "Json":
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
     from client.upload import upload
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    console = output(stderr=True)
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(file.name, total=file.stat().st_size if file.is_file() else None)
-        sealed = upload(service, id, file, tell=lambda done: bar.update(task, completed=done))
+    total = file.stat().st_size if file.is_file() else 0
+    with bar("bytes") as update:
+        sealed = upload(service, id, file, tell=lambda done: update(file.name, done, total))
     if detach:
         return sealed
-    with console.status("the private side checks the file"):
+    with output(stderr=True).status("the private side checks the file"):
         return service.checked(id)
 
 

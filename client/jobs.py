@@ -1,7 +1,7 @@
 """`sluice jobs`: price a training, start it, follow it, stop it."""
 
+import json
 from collections.abc import Iterator
-from datetime import datetime
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from client.connection import connected, output
+from client.connection import bar, connected, facts, listing, output, save_bytes, when
 from client.datasets import read_json
 from client.problems import CannotRun
 from client.quote import AccountantName
 
 if TYPE_CHECKING:
-    from rich.progress import Task
-    from rich.text import Text
-
     from client.api import Json, Sluice
 
 app = typer.Typer(no_args_is_help=True, help="Training jobs: price, start, follow, stop.")
@@ -30,6 +27,15 @@ class StateName(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
 
+
+class DiagnosticsName(StrEnum):
+    JSONL = "jsonl"
+    SVG = "svg"
+
+
+# What is trained by default, and the numbers of each method that did well; bench/utility.py measures them.
+BEST = "dpgan"
+GOOD: dict[str, dict[str, Any]] = {"dpgan": {"batch": 512, "steps": 20_000}}
 
 Id = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job.")]
 DatasetId = Annotated[str, typer.Argument(metavar="DATASET", help="Id of a dataset that is ready.")]
@@ -55,18 +61,16 @@ def readings(epsilon: "Json") -> str:
 
 
 def show_one(job: "Json") -> None:
-    from rich.table import Table
-
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("job", job["id"])
-    table.add_row("state", _state(job))
-    table.add_row("plan", job["plan"].get("kind", ""))
-    table.add_row("steps", f"{job['progress']['step']:,} of {job['progress']['steps']:,}")
-    table.add_row("epsilon", readings(job["epsilon"]))
-    table.add_row("cost", f"{job['cost'] / 1e9:.9f}")
-    table.add_row("dataset", job["dataset"])
-    table.add_row("account", job["account"])
-    output().print(table)
+    facts(
+        ("job", job["id"]),
+        ("state", _state(job)),
+        ("plan", job["plan"].get("kind", "")),
+        ("steps", f"{job['progress']['step']:,} of {job['progress']['steps']:,}"),
+        ("epsilon", readings(job["epsilon"])),
+        ("cost", f"{job['cost'] / 1e9:.9f}"),
+        ("dataset", job["dataset"]),
+        ("account", job["account"]),
+    )
 
 
 def _state(job: "Json") -> str:
@@ -75,72 +79,50 @@ def _state(job: "Json") -> str:
 
 
 def show_many(jobs: "list[Json]") -> None:
-    from rich.table import Table
-
-    table = Table("job", "state", "plan", "steps", "epsilon", "made")
-    for one in jobs:
+    def row(one: "Json") -> tuple[str, ...]:
         steps = f"{one['progress']['step']:,}/{one['progress']['steps']:,}"
-        made = datetime.fromisoformat(one["created_at"]).astimezone().strftime("%Y-%m-%d %H:%M")
         epsilon = one["epsilon"]["renyi"]
         shown = "" if epsilon is None else f"{epsilon:.4f}"
-        table.add_row(one["id"], _state(one), one["plan"].get("kind", ""), steps, shown, made)
-    output().print(table)
+        return one["id"], _state(one), one["plan"].get("kind", ""), steps, shown, when(one["created_at"])
+
+    listing("job", "state", "plan", "steps", "epsilon", "made", rows=map(row, jobs))
 
 
 def show_quote(quote: "Json") -> None:
-    from rich.table import Table
+    def worth(left: "Json") -> str:
+        return f"{left['cost'] / 1e9:.9f}, worth epsilon {left['epsilon']:.4f}"
 
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("epsilon", readings(quote["epsilon"]))
-    table.add_row("total after it", readings(quote["total_after"]))
-    table.add_row("delta, relation", f"{quote['delta']:g}, {quote['relation'].replace('_', '-')}")
-    table.add_row("noise multiplier", f"{quote['plan']['noise_multiplier']:g}")
-    table.add_row("cost", f"{quote['cost'] / 1e9:.9f} at order {quote['order']}")
-    table.add_row("left", f"{quote['left']['cost'] / 1e9:.9f}, worth epsilon {quote['left']['epsilon']:.4f}")
-    if quote["left_after"]:
-        after = quote["left_after"]
-        table.add_row("left after it", f"{after['cost'] / 1e9:.9f}, worth epsilon {after['epsilon']:.4f}")
-        table.add_row("room for", f"{quote['fits']:,} such jobs")
+    if after := quote["left_after"]:
+        room = [("left after it", worth(after)), ("room for", f"{quote['fits']:,} such jobs")]
     else:
         largest = quote["largest_epsilon"]
-        table.add_row(
-            "does not fit", "nothing is left" if largest is None else f"epsilon {largest:.4f} would"
-        )
-    if quote["published"]:
-        paper = quote["published"]
-        table.add_row("published", f"{paper['claimed_epsilon']:.4g}; no guarantee: {paper['flaw']}")
-    output().print(table)
+        room = [("does not fit", "nothing is left" if largest is None else f"epsilon {largest:.4f} would")]
+    if paper := quote["published"]:
+        room.append(("published", f"{paper['claimed_epsilon']:.4g}; no guarantee: {paper['flaw']}"))
+    facts(
+        ("epsilon", readings(quote["epsilon"])),
+        ("total after it", readings(quote["total_after"])),
+        ("delta, relation", f"{quote['delta']:g}, {quote['relation'].replace('_', '-')}"),
+        ("noise multiplier", f"{quote['plan']['noise_multiplier']:g}"),
+        ("cost", f"{quote['cost'] / 1e9:.9f} at order {quote['order']}"),
+        ("left", worth(quote["left"])),
+        *room,
+    )
 
 
 def follow(jobs: "Iterator[Json]") -> None:
     """A bar with steps, rate, time left and epsilon, until the job ends."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    from rich.text import Text
-
-    class Rate(TextColumn):
-        def render(self, task: "Task") -> "Text":
-            return Text("" if task.speed is None else f"{task.speed:,.1f} steps/s")
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        Rate(""),
-        TimeRemainingColumn(),
-    )
-    console, job = output(stderr=True), None
-    with Progress(
-        *columns, TextColumn("{task.fields[epsilon]}"), console=console, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("waiting", total=None, epsilon="")
+    job = None
+    with bar("steps") as update:
         for job in jobs:
-            at = job["progress"]
-            charged = f"epsilon {readings(job['epsilon'])}"
-            bar.update(
-                task, description=_state(job), completed=at["step"], total=at["steps"], epsilon=charged
-            )
+            at, charged = job["progress"], f"epsilon {readings(job['epsilon'])}"
+            update(_state(job), at["step"], at["steps"], charged)
     if job is not None:
         show_one(job)
+
+
+def _follow_or_show(started: Any) -> None:
+    (follow if isinstance(started, Iterator) else show_one)(started)
 
 
 def _until_trained(jobs: "Iterator[Json]") -> "Iterator[Json]":
@@ -174,7 +156,7 @@ def quote(
 
 
 @app.command()
-@connected(lambda started: (follow if isinstance(started, Iterator) else show_one)(started))
+@connected(_follow_or_show)
 def start(
     service: "Sluice",
     dataset: DatasetId,
@@ -186,6 +168,68 @@ def start(
     """Charge the budget and enqueue a training."""
     job = service.start_job(dataset, _plan(plan), target=_target(epsilon, accountant))
     return _until_trained(service.watch(job["id"])) if watch else job
+
+
+@connected(_follow_or_show)
+def train(
+    service: "Sluice",
+    dataset: DatasetId,
+    epsilon: Annotated[float, typer.Option(help="What it may cost: the least noise for it is found.")],
+    method: Annotated[
+        str | None, typer.Option(help="How to learn; by default the one that gives the best images here.")
+    ] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A number of the plan, as sluice quote METHOD has it."
+        ),
+    ] = None,
+    accountant: AccountantOption = AccountantName.RENYI,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait until it has ended.")] = False,
+) -> "Json | Iterator[Json]":
+    """Train a synthesizer within an epsilon: charge the budget, enqueue, follow it until it ends."""
+    declared = service.dataset(dataset)
+    plan = default_plan(method, declared, dict(map(_assigned, options or [])))
+    job = service.start_job(dataset, plan, target=_target(epsilon, accountant))
+    return job if detach else _until_trained(service.watch(job["id"]))
+
+
+def default_plan(method: str | None, dataset: "Json", given: "Json") -> "Json":
+    """A plan for the declared data; what is given counts before what we found good."""
+    from client.quote import plan_of
+    from privacy.plans import PLANS
+    from privacy.problems import Problem
+
+    kind = (method or BEST).replace("-", "_")
+    if kind not in PLANS:
+        raise CannotRun(f"there is no method {method}: sluice quote --help lists them")
+    usual = {"records": dataset["nominal_size"], **GOOD.get(kind, {})}
+    try:
+        return plan_of(kind, usual | given).to_dict()
+    except Problem as problem:
+        raise CannotRun(f"{problem.title}: {problem.detail}") from None
+
+
+def _assigned(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise CannotRun(f"{text!r} sets nothing: write it like --set steps=2000")
+    try:
+        return name.replace("-", "_"), json.loads(value)
+    except ValueError:
+        return name.replace("-", "_"), value
+
+
+@app.command()
+@connected(lambda done: output(stderr=True).print(f"{done['bytes']:,} bytes in {done['to']}"))
+def diagnostics(
+    service: "Sluice",
+    id: Id,
+    format: Annotated[DiagnosticsName, typer.Option(help="Numbers or a picture.")] = DiagnosticsName.JSONL,
+    to: Annotated[Path | None, typer.Option("--out", help="File; standard output by default.")] = None,
+) -> "Json | None":
+    """Losses and norms of a job of yours. Facts about records: they are for you alone."""
+    return save_bytes(service.diagnostics(id, format.value), to)
 
 
 @app.command("list")

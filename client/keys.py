@@ -1,11 +1,13 @@
 """`sluice people` and `sluice keys`: who may act, and with which keys."""
 
+import uuid
+from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from client.connection import connected, output
+from client.connection import connected, listing, output
 from client.problems import CannotRun
 
 if TYPE_CHECKING:
@@ -24,36 +26,27 @@ class RoleName(StrEnum):
 Who = Annotated[str, typer.Argument(metavar="PERSON", help="Name or id of a person.")]
 
 
-def _id_of(service: "Sluice", person: str) -> str:
+def id_of(service: "Sluice", person: str) -> str:
     """The id of a person given by name or id."""
+    with suppress(ValueError):
+        return str(uuid.UUID(person))
     for one in service.people():
-        if person in (one["name"], one["id"]):
+        if person == one["name"]:
             return str(one["id"])
     raise CannotRun(f"nobody here is called {person}: sluice people list shows who is")
 
 
 def show_people(found: "list[Json]") -> None:
-    from rich.table import Table
-
-    table = Table("person", "name", "role", "")
-    for one in found:
-        table.add_row(one["id"], one["name"], one["role"], "shut out" if one["disabled"] else "")
-    output().print(table)
+    rows = ((one["id"], one["name"], one["role"], "shut out" if one["disabled"] else "") for one in found)
+    listing("person", "name", "role", "", rows=rows)
 
 
 def show_keys(keys: "list[Json]") -> None:
-    from rich.table import Table
+    def row(one: "Json") -> tuple[str, ...]:
+        days = one["created_at"][:10], one["expires_at"][:10]
+        return one["id"], one["label"], *days, (one["revoked_at"] or "")[:19]
 
-    table = Table("key", "label", "made", "expires", "revoked")
-    for one in keys:
-        table.add_row(
-            one["id"],
-            one["label"],
-            one["created_at"][:10],
-            one["expires_at"][:10],
-            (one["revoked_at"] or "")[:19],
-        )
-    output().print(table)
+    listing("key", "label", "made", "expires", "revoked", rows=map(row, keys))
 
 
 def show_fresh(fresh: "Json") -> None:
@@ -83,7 +76,7 @@ def list_people(service: "Sluice") -> "list[Json]":
 @connected(lambda person: show_people([person]))
 def disable(service: "Sluice", person: Who) -> "Json":
     """Shut a person out at once; what they did stays in the ledger."""
-    return service.disable_person(_id_of(service, person))
+    return service.disable_person(id_of(service, person))
 
 
 @app.command("add")
@@ -95,14 +88,14 @@ def add_key(
     days: Annotated[int, typer.Option(min=1, max=3650, help="Until it expires.")] = 365,
 ) -> "Json":
     """A new key for a person, shown this once."""
-    return service.add_key(_id_of(service, person), label=label, days=days)
+    return service.add_key(id_of(service, person), label=label, days=days)
 
 
 @app.command("list")
 @connected(show_keys)
 def list_keys(service: "Sluice", person: Who) -> "list[Json]":
     """The keys of a person, without their text, which nobody has."""
-    return service.keys(_id_of(service, person))
+    return service.keys(id_of(service, person))
 
 
 @app.command("revoke")

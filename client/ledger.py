@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from client.connection import connected, output
+from client.connection import connected, listing, output
 from client.problems import CannotRun
 
 if TYPE_CHECKING:
@@ -33,18 +33,13 @@ def _units(cost: int) -> str:
 
 
 def show_accounts(accounts: "list[Json]") -> None:
-    from rich.table import Table
+    def row(one: "Json") -> tuple[str, ...]:
+        terms = one["id"], f"{one['epsilon']:g}", f"{one['delta']:g}", str(one["order"])
+        units = map(_units, (one["granted"], one["held"], one["settled"], one["left"]["cost"]))
+        return *terms, *units, f"{one['left']['epsilon']:.4f}", str(one["moves"])
 
-    table = Table(
-        "account", "epsilon", "delta", "order", "granted", "held", "settled", "left", "worth", "moves"
-    )
-    for one in accounts:
-        table.add_row(
-            one["id"], f"{one['epsilon']:g}", f"{one['delta']:g}", str(one["order"]), _units(one["granted"]),
-            _units(one["held"]), _units(one["settled"]), _units(one["left"]["cost"]),
-            f"{one['left']['epsilon']:.4f}", str(one["moves"]),
-        )  # fmt: skip
-    output().print(table)
+    columns = "account", "epsilon", "delta", "order", "granted", "held", "settled", "left", "worth", "moves"
+    listing(*columns, rows=map(row, accounts))
 
 
 def show_shown(shown: Any) -> None:
@@ -56,16 +51,13 @@ def show_shown(shown: Any) -> None:
 
 
 def show_rows(entries: "list[Json]") -> None:
-    from rich.table import Table
+    def row(one: "Json") -> tuple[str, ...]:
+        epsilon = (one["readings"] or {}).get("renyi")
+        shown = "" if epsilon is None else f"{epsilon:.4f}"
+        at = one["at"][:19].replace("T", " ")
+        return str(one["number"]), at, one["kind"], _units(one["cost"]), shown, one["actor"], one["reason"]
 
-    table = Table("row", "at", "move", "cost", "epsilon", "who", "why")
-    for row in entries:
-        epsilon = (row["readings"] or {}).get("renyi")
-        table.add_row(
-            str(row["number"]), row["at"][:19].replace("T", " "), row["kind"], _units(row["cost"]),
-            "" if epsilon is None else f"{epsilon:.4f}", row["actor"], row["reason"],
-        )  # fmt: skip
-    output().print(table)
+    listing("row", "at", "move", "cost", "epsilon", "who", "why", rows=map(row, entries))
 
 
 @app.command()
@@ -257,12 +249,9 @@ def show_grant(grant: "Json") -> None:
 
 
 def show_grants(grants: "list[Json]") -> None:
-    from rich.table import Table
-
-    table = Table("grant", "epsilon", "state", "reason", "proposed by")
-    for one in grants:
-        table.add_row(one["id"], f"{one['epsilon']:g}", one["state"], one["reason"], one["proposed_by"])
-    output().print(table)
+    fields = ("state", "reason", "proposed_by")
+    rows = ((one["id"], f"{one['epsilon']:g}", *(one[name] for name in fields)) for one in grants)
+    listing("grant", "epsilon", "state", "reason", "proposed by", rows=rows)
 
 
 @app.command()

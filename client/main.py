@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from client import connection, datasets, jobs, keys, ledger, quote
+from client import connection, datasets, jobs, keys, ledger, quote, releases, verify
 from client.problems import CannotRun
 
 app = typer.Typer(
@@ -20,7 +20,10 @@ app = typer.Typer(
 app.command()(connection.login)
 app.add_typer(datasets.app, name="datasets")
 app.add_typer(quote.app, name="quote")
+app.command()(jobs.train)
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(releases.app, name="releases")
+app.command("verify")(verify.command)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(keys.people, name="people")
 app.add_typer(keys.app, name="keys")
@@ -83,7 +86,7 @@ def main() -> None:
         if "--json" in sys.argv[1:]:
             print(json.dumps({"problem": problem.to_dict()}))
         print(f"sluice: {problem}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(problem.exit_code)
 
 
 if __name__ == "__main__":

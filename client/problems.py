@@ -1,10 +1,15 @@
 """What the command says when it cannot do what was asked: one sentence and a way out, no traceback."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from privacy.problems import Problem
 
 
 class CannotRun(Exception):
     """The message is shown as it is, after the program's name."""
+
+    exit_code = 1
 
     def to_dict(self) -> dict[str, Any]:
         return {"slug": "cannot-run", "title": "The command cannot do this", "detail": str(self)}
@@ -25,6 +30,18 @@ class Refused(CannotRun):
     def to_dict(self) -> dict[str, Any]:
         named = {"status": self.status, "slug": self.slug, "title": self.title, "detail": self.detail}
         return named | self.fields
+
+
+class NotVerified(CannotRun):
+    """A bundle is not what was signed, or was withdrawn; `slug` says which (privacy/attest.py)."""
+
+    def __init__(self, problem: "Problem") -> None:
+        super().__init__(f"{problem.title}: {problem.detail}")
+        self.slug, self.problem = problem.slug, problem
+        self.exit_code = 4 if problem.slug == "release-withdrawn" else 3
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.problem.to_dict()
 
 
 def _lines(fields: dict[str, Any]) -> list[str]:

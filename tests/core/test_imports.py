@@ -30,6 +30,11 @@ BREACHES = [
     ("privacy is arithmetic", "privacy/relation.py", "import boto3"),
     ("over the wire only", "client/problems.py", "import service.app"),
     ("over the wire only", "client/main.py", "def late():\n    from worker import train"),
+    ("over the wire only", "client/release.py", "import worker.trainers"),
+    ("over the wire only", "client/verify.py", "import worker.synthesizers.image"),
+    ("nothing else of ours does", "worker/patches.py", "import core.settings"),
+    ("nothing else of ours does", "worker/synthesizers/image.py", "import worker.records"),
+    ("an analyst's commands", "client/verify.py", "import sqlalchemy"),
     ("an analyst's commands", "client/quote.py", "import core.settings"),
 ]
 
@@ -67,5 +72,5 @@ def test_a_planted_breach_is_found(contract, file, line, copy):
     finally:
         path.write_text(before)
     assert result.returncode == 1
-    broken = [text for text in result.stdout.splitlines() if text.endswith("BROKEN")]
+    broken = [text for text in result.stdout.splitlines() if " BROKEN" in text]
     assert any(contract in text for text in broken), result.stdout

@@ -1,0 +1,126 @@
+"""Is a downloaded release what was approved and signed? Worked out from its files and public keys alone."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from client.connection import AsJson, facts, print_json
+from client.problems import CannotRun, NotVerified
+
+if TYPE_CHECKING:
+    from client.api import Json
+
+_MOST_FILES = 100
+
+
+def verify(
+    directory: Path, *, keys: Path | None = None, revocations: bytes | None = None, online: bool = True
+) -> "Json":
+    """What a release states, once every byte of it was checked; else `NotVerified` says why not.
+
+    Trusted are the keys in a file, or of the service that is remembered to sign with this one; while `online`
+    it is asked for its newest list of withdrawn releases.
+    """
+    from client.trust import for_key
+    from privacy import attest
+    from privacy.problems import Problem
+
+    hashes, small = _read(directory)
+    envelope = small.pop(attest.ATTESTATION, b"")
+    try:
+        [signature] = json.loads(envelope)["signatures"]
+        key = str(signature["keyid"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise NotVerified(attest.BadSignature("There is no statement in attestation.json.")) from None
+    trust = for_key(key, keys, online=online, given=revocations)
+    try:
+        checked = attest.check_release(
+            envelope, hashes=hashes, small=small, keys=trust.keys, revocations=trust.revocations
+        )
+    except Problem as problem:
+        raise NotVerified(problem) from None
+    return {
+        "directory": str(directory),
+        "ok": True,
+        "release": checked.release,
+        "name": checked.manifest["name"],
+        "bundle": checked.bundle,
+        "published_at": checked.published_at,
+        "epsilon": checked.epsilon,
+        **{name: checked.privacy[name] for name in ("delta", "relation", "unit", "total_after")},
+        "review": checked.review,
+        "key": key,
+        "keys_from": trust.keys_from,
+        "revocations": {
+            "number": trust.revocations["number"] if trust.revocations else None,
+            "from": trust.revocations_from,
+        },
+    }
+
+
+def _read(directory: Path) -> tuple[dict[str, str], dict[str, bytes]]:
+    """The hash of every file, and the bytes of those that are read. A link is no file."""
+    from privacy import attest
+
+    if not directory.is_dir():
+        raise CannotRun(f"{directory} is not a directory: name the one a release was downloaded to")
+    hashes, small = {}, {}
+    try:
+        found = [each for each in sorted(directory.rglob("*")) if each.is_symlink() or not each.is_dir()]
+        for path in found[:_MOST_FILES]:
+            name = path.relative_to(directory).as_posix()
+            if path.is_symlink() or not path.is_file():
+                raise NotVerified(attest.BundleAltered(f"{name} is not a file.", paths=[name]))
+            if name in (attest.ATTESTATION, attest.MANIFEST, attest.PRIVACY, attest.SUMS):
+                small[name] = path.read_bytes()
+            if name != attest.ATTESTATION:
+                with path.open("rb") as file:
+                    hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as problem:
+        raise CannotRun(f"{problem.filename} cannot be read") from None
+    return hashes, small
+
+
+def show(result: "Json") -> None:
+    by = {"renyi": "Rényi", "pld": "PLD"}
+    read = ", ".join(
+        f"{value:.4f} by {by[name]}" for name, value in result["epsilon"].items() if value is not None
+    )
+    people = len({each["person"] for each in result["review"]["approvals"]})
+    relation = result["relation"].replace("_", "-")
+    number, source = result["revocations"]["number"], result["revocations"]["from"]
+    facts(
+        ("release", f"{result['name']}, {result['release']}"),
+        ("files", f"as signed, bundle {result['bundle'][:16]}…, published {result['published_at'][:10]}"),
+        ("epsilon", f"{read}: worked out again here from the event"),
+        ("delta, relation", f"{result['delta']:g}, {relation}, for {result['unit']}"),
+        ("approved by", f"{people} {'person' if people == 1 else 'people'}"),
+        ("key", f"{result['key']}, {result['keys_from']}"),
+        ("withdrawn", source if number is None else f"no, by list {number} {source}"),
+    )
+
+
+def command(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where a release was downloaded to.")],
+    key: Annotated[
+        Path | None, typer.Option(help="File with the keys to trust: the service's JSON, PEM or base64.")
+    ] = None,
+    revocations: Annotated[
+        Path | None, typer.Option(help="File with a list of withdrawn releases; not fetched then.")
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Fetch nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check a downloaded release: every byte, the signature, the epsilon, and that it was not withdrawn.
+
+    Exit codes: 0 it holds; 3 altered, forged, or signed with an unknown key; 4 withdrawn.
+    """
+    try:
+        given = revocations.read_bytes() if revocations else None
+    except OSError:
+        raise CannotRun(f"{revocations} cannot be read: name a list of withdrawn releases") from None
+    result = verify(directory, keys=key, revocations=given, online=not offline)
+    (print_json if as_json else show)(result)
