@@ -1,4 +1,4 @@
-"""Why a dataset was rejected or a job ended: a closed list of slugs, none of which quotes a record."""
+"""Why a dataset was rejected, a job ended, a release stopped: a closed list of slugs that quote no record."""
 
 from enum import StrEnum
 
@@ -30,6 +30,12 @@ class Fault(StrEnum):
     ACCOUNTING_MISMATCH = "accounting-mismatch"
     LOST = "lost"
     CANCELLED = "cancelled"
+
+    # A release.
+    UNFIT_SYNTHESIZER = "unfit-synthesizer"  # not exactly one generator of the declared shape, as trained
+    BUNDLE_ALTERED = "bundle-altered"  # not the bytes that were built and approved
+    NOT_APPROVED = "not-approved"
+    NOT_SETTLED = "not-settled"  # its job is not paid for
 
     # Either.
     OUT_OF_MEMORY = "out-of-memory"

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -48,23 +48,34 @@ class ImageSynthesizer:
 
     def sample(self, count: int, *, seed: int, label: int | None = None) -> Sample:
         """The same images for the same seed on the same build; those of a smaller count come first."""
+        shape, start = self.architecture, 0
+        images = np.empty((count, shape.height, shape.width, shape.channels), dtype=np.uint8)
+        labels = np.empty(count, dtype=np.int64)
+        for some in self.draws(count, seed=seed, label=label):
+            end = start + len(some.labels)
+            images[start:end], labels[start:end], start = some.images, some.labels, end
+        return Sample(images, labels)
+
+    def draws(
+        self, count: int, *, seed: int, label: int | None = None, balanced: bool = False
+    ) -> Iterator[Sample]:
+        """The same, a chunk at a time; `balanced` takes the classes in turn."""
         shape, device = self.architecture, next(self.network.parameters()).device
         if label is not None and not 0 <= label < shape.classes:
             raise ValueError(f"label is {label}; give a number from 0 to {shape.classes - 1}")
         source = torch.Generator().manual_seed(seed)
-        images = np.empty((count, shape.height, shape.width, shape.channels), dtype=np.uint8)
-        labels = np.empty(count, dtype=np.int64)
         for start in range(0, count, CHUNK):
             latents = torch.randn(CHUNK, shape.latent, generator=source)
             wanted = torch.randint(shape.classes, (CHUNK,), generator=source)
             if label is not None:
                 wanted.fill_(label)
+            elif balanced:
+                wanted = torch.arange(start, start + CHUNK) % shape.classes
             with torch.inference_mode():
                 made = self.network(latents.to(device), wanted.to(device)).permute(0, 2, 3, 1).cpu()
             kept = min(CHUNK, count - start)
-            images[start : start + kept] = ((made[:kept] + 1) * 127.5).round().to(torch.uint8).numpy()
-            labels[start : start + kept] = wanted[:kept].numpy()
-        return Sample(images, labels)
+            images = ((made[:kept] + 1) * 127.5).round().to(torch.uint8)
+            yield Sample(images.numpy(), wanted[:kept].numpy())
 
     def to_files(self) -> dict[str, bytes]:
         weights = {name: value.cpu().contiguous() for name, value in self.network.state_dict().items()}

@@ -1,0 +1,37 @@
+"""The vault, for the publisher: it reads synthesizers, and keeps the bundles it made of them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+NAMES = ("synthesizer.json", "synthesizer.safetensors")
+_PIECE = 8 << 20
+
+
+class Bundles:
+    """A bundle lies under its digest: whoever writes there, dead or alive, writes the same bytes."""
+
+    def __init__(self, client: "S3Client", bucket: str) -> None:
+        self._client, self._bucket = client, bucket
+
+    def synthesizer(self, prefix: str, *, most: int) -> dict[str, bytes]:
+        """The two files of a synthesizer, each read up to one byte more than may be."""
+        bodies = {name: self._client.get_object(Bucket=self._bucket, Key=prefix + name) for name in NAMES}
+        return {name: body["Body"].read(most + 1) for name, body in bodies.items()}
+
+    def put(self, release: object, digest: bytes, path: str, file: Path) -> None:
+        with file.open("rb") as body:
+            self._client.put_object(Bucket=self._bucket, Key=_key(release, digest, path), Body=body)
+
+    def fetch(self, release: object, digest: bytes, path: str, file: Path) -> None:
+        body = self._client.get_object(Bucket=self._bucket, Key=_key(release, digest, path))["Body"]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("wb") as out:
+            for piece in body.iter_chunks(_PIECE):
+                out.write(piece)
+
+
+def _key(release: object, digest: bytes, path: str) -> str:
+    return f"bundles/{release}/{digest.hex()}/{path}"

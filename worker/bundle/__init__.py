@@ -1,0 +1,125 @@
+"""Builds the files of a release: samples, synthesizer, what is said about them. Knows no bucket and no row.
+
+Guarantee: what goes in is a synthesizer on the allow-list and public facts, and every byte that comes out is
+made from them here. The same facts give the same bytes on the same build. docs/guarantees.md#releases
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from core.faults import Failure, Fault
+from core.schema import ImageSchema
+from privacy.attest import DATA, MANIFEST, PRIVACY, SUMS, paths, sums
+from privacy.events import from_dict
+from worker.bundle.data import draw
+from worker.bundle.facts import Facts, card, croissant
+from worker.synthesizers.architecture import UnfitSynthesizer
+from worker.synthesizers.image import ARCHITECTURE, WEIGHTS, ImageSynthesizer
+
+MOST_BYTES = 5 << 30  # what S3 takes in one piece
+MOST_OF_A_SYNTHESIZER = 1 << 30
+SHAPE = {
+    "unit": None, "relation": None, "delta": None, "cost": None, "event": None,
+    "epsilon": {"renyi", "pld"}, "total_after": {"renyi", "pld"},
+    "account": {"id", "epsilon", "delta", "order"}, "entry": {"number", "digest"},
+    "head": {"number", "digest"},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    digest: bytes
+    files: list[dict[str, Any]]
+    manifest: dict[str, Any]
+    preview: bytes
+
+
+def opened(files: Mapping[str, bytes], schema: ImageSchema) -> ImageSynthesizer:
+    """A synthesizer that is exactly one generator for this schema.
+
+    Guarantee: written again from its own tensors and architecture it is the same bytes, so there is no room
+    in it for a discriminator, an optimizer, metadata or anything else that is not charged for.
+    """
+    if sum(map(len, files.values())) > MOST_OF_A_SYNTHESIZER:
+        raise Failure(Fault.UNFIT_SYNTHESIZER)
+    try:
+        synthesizer = ImageSynthesizer.from_files(files)
+    except (UnfitSynthesizer, ValueError):
+        raise Failure(Fault.UNFIT_SYNTHESIZER) from None
+    shape = synthesizer.architecture
+    declared = (schema.height, schema.width, schema.channels, len(schema.classes))
+    if (shape.height, shape.width, shape.channels, shape.classes) != declared:
+        raise Failure(Fault.UNFIT_SYNTHESIZER)
+    if synthesizer.to_files() != dict(files):
+        raise Failure(Fault.UNFIT_SYNTHESIZER)
+    return synthesizer
+
+
+def build(
+    directory: Path, facts: Facts, files: Mapping[str, bytes], *, drawn: Callable[[int], None]
+) -> Bundle:
+    """Writes the whole bundle into an empty directory; `drawn` hears how many samples are made so far."""
+    if {name: set(v) if SHAPE.get(name) else None for name, v in facts.privacy.items()} != SHAPE:
+        raise Failure(Fault.UNFIT_SYNTHESIZER)
+    from_dict(facts.privacy["event"])  # exactly the fields of an event
+    synthesizer = opened(files, facts.schema)
+    (directory / "data").mkdir(exist_ok=True)
+    preview = draw(directory, facts, synthesizer, drawn)
+    data = {DATA[each]: _described(directory, DATA[each]) for each in facts.formats}
+    small = {
+        WEIGHTS: files[WEIGHTS],
+        ARCHITECTURE: files[ARCHITECTURE],
+        PRIVACY: _json(facts.privacy),
+        "schema.json": _json(facts.schema.model_dump(mode="json")),
+        "croissant.json": _json(croissant(facts, data)),
+        "README.md": card(facts).encode(),
+        "preview.png": preview,
+    }
+    for path, body in small.items():
+        (directory / path).write_bytes(body)
+    listed = [_described(directory, path) for path in _found(directory)]
+    manifest = {
+        "kind": "sluice-release", "version": 1, "release": facts.release, "name": facts.name,
+        "note": facts.note, "licence": facts.licence, "created_at": facts.created_at,
+        "code": {name: version(name) for name in ("sluice", "torch", "numpy", "pillow", "pyarrow")},
+        "review": {"reviewers": facts.reviewers},
+        "sample": {
+            "count": facts.count, "seed": facts.seed, "labels": "balanced", "formats": list(facts.formats),
+        },
+        "synthesizer": synthesizer.architecture.to_dict(),
+        "schema": facts.schema.model_dump(mode="json"),
+        "files": listed,
+    }  # fmt: skip
+    (directory / MANIFEST).write_bytes(_json(manifest))
+    listed = [*listed, _described(directory, MANIFEST)]
+    (directory / SUMS).write_bytes(sums({each["path"]: each["sha256"] for each in listed}))
+    listed = [*listed, _described(directory, SUMS)]
+    if set(_found(directory)) != paths(facts.formats):
+        raise Failure(Fault.UNFIT_SYNTHESIZER)
+    if any(each["size"] > MOST_BYTES for each in listed):
+        raise Failure(Fault.TOO_LARGE)
+    digest = bytes.fromhex(listed[-1]["sha256"])
+    return Bundle(digest=digest, files=listed, manifest=manifest, preview=preview)
+
+
+def hash_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _described(directory: Path, path: str) -> dict[str, Any]:
+    file = directory / path
+    return {"path": path, "size": file.stat().st_size, "sha256": hash_of(file)}
+
+
+def _found(directory: Path) -> list[str]:
+    return sorted(str(file.relative_to(directory)) for file in directory.rglob("*") if not file.is_dir())
+
+
+def _json(body: Any) -> bytes:
+    return (json.dumps(body, sort_keys=True, indent=2, allow_nan=False) + "\n").encode()

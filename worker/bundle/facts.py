@@ -1,0 +1,129 @@
+"""What a release is, and its card and Croissant description, made from the same facts."""
+
+import html
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from core.schema import ImageSchema
+from privacy.attest import DATA
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a release is, all of it public."""
+
+    release: str
+    name: str
+    note: str
+    licence: str
+    created_at: str
+    reviewers: int
+    count: int
+    seed: int
+    formats: tuple[str, ...]
+    schema: ImageSchema
+    privacy: Mapping[str, Any]
+
+
+def croissant(facts: Facts, data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Croissant 1.0: the files with their hashes, and where image and label are in them."""
+    kinds = {"parquet": "application/x-parquet", "npz": "application/zip", "png": "application/zip"}
+    objects = [
+        {
+            "@type": "cr:FileObject", "@id": DATA[each], "name": DATA[each], "contentUrl": DATA[each],
+            "contentSize": f"{data[DATA[each]]['size']} B", "encodingFormat": kinds[each],
+            "sha256": data[DATA[each]]["sha256"],
+        }
+        for each in facts.formats
+    ]  # fmt: skip
+    format = next(each for each in ("parquet", "npz", "png") if each in facts.formats)
+    source: dict[str, Any] = {"fileObject": {"@id": DATA[format]}}
+    image, label = {"parquet": ("image", "label"), "npz": ("x", "y")}.get(format, ("", ""))
+    where = [source | {"extract": {"column": column}} for column in (image, label)]
+    if format == "png":
+        inside = {"@type": "cr:FileSet", "@id": "pictures", "name": "pictures", "includes": "*/*.png"}
+        objects.append(inside | {"containedIn": {"@id": DATA["png"]}, "encodingFormat": "image/png"})
+        folder = {"extract": {"fileProperty": "fullpath"}, "transform": {"regex": r"^\d+-([^/]*)/.*$"}}
+        source = {"fileSet": {"@id": "pictures"}}
+        where = [source | {"extract": {"fileProperty": "content"}}, source | folder]
+    kind = "sc:Integer" if format == "npz" else "sc:Text"
+    fields = [
+        {"@type": "cr:Field", "@id": f"images/{name}", "name": name, "dataType": each, "source": place}
+        for name, each, place in zip(("image", "label"), ("sc:ImageObject", kind), where, strict=True)
+    ]
+    return {
+        "@context": {
+            "@language": "en", "@vocab": "https://schema.org/", "sc": "https://schema.org/",
+            "cr": "http://mlcommons.org/croissant/", "dct": "http://purl.org/dc/terms/",
+            "conformsTo": "dct:conformsTo", "recordSet": "cr:recordSet", "field": "cr:field",
+            "source": "cr:source", "extract": "cr:extract", "column": "cr:column",
+            "transform": "cr:transform", "regex": "cr:regex", "fileObject": "cr:fileObject",
+            "fileSet": "cr:fileSet", "fileProperty": "cr:fileProperty", "includes": "cr:includes",
+            "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
+        },
+        "@type": "sc:Dataset", "conformsTo": "http://mlcommons.org/croissant/1.0", "name": facts.name,
+        "description": _summary(facts), "license": facts.licence, "version": "1.0.0",
+        "datePublished": facts.created_at[:10], "identifier": facts.release, "isLiveDataset": False,
+        "distribution": objects,
+        "recordSet": [{"@type": "cr:RecordSet", "@id": "images", "name": "images", "field": fields}],
+    }  # fmt: skip
+
+
+def _summary(facts: Facts) -> str:
+    privacy, schema = facts.privacy, facts.schema
+    best = min(value for value in privacy["epsilon"].values() if value is not None)
+    return (
+        f"{facts.count} synthetic images of {schema.height} x {schema.width} x {schema.channels} in "
+        f"{len(schema.classes)} classes, drawn from a generator trained under differential privacy: epsilon "
+        f"{best:.4g} at delta {privacy['delta']:g}, neighbouring relation {privacy['relation']}, unit "
+        f"{privacy['unit']}."
+    )
+
+
+def card(facts: Facts) -> str:
+    """README.md, as dataset hubs read it. The curator's words are text, never markup."""
+    privacy = facts.privacy
+    note = "".join(f"> {_inert(line)}\n" for line in facts.note.splitlines())
+    said = {"renyi": "Rényi", "pld": "PLD"}
+    readings = "".join(
+        f"| {name} | {value if value is None else format(value, '.6g')} | "
+        f"{privacy['total_after'][each] and format(privacy['total_after'][each], '.6g')} |\n"
+        for each, name in said.items()
+        for value in [privacy["epsilon"][each]]
+    )
+    files = "".join(f"- `{DATA[each]}`\n" for each in facts.formats)
+    people = {1: "one person", 2: "two people, of whom one is not its author"}[facts.reviewers]
+    return f"""---
+pretty_name: {json.dumps(facts.name)}
+license: {json.dumps(facts.licence.lower())}
+tags: [synthetic, differential-privacy]
+---
+# {_inert(facts.name)}
+
+{_summary(facts)}
+
+{note}
+## What it costs the people in the data
+
+| accountant | epsilon of this release | of everything paid for up to it |
+|---|---|---|
+{readings}
+At delta {privacy["delta"]:g}, ledger row {privacy["entry"]["number"]}. `privacy.json` has the event these
+follow from; drawing more samples from the synthesizer costs nothing more.
+
+## What is in it
+
+{files}- `synthesizer.safetensors`, `synthesizer.json`: the generator, to draw more
+
+{facts.count} images, seed {facts.seed}, classes in turn: how often a class occurs says nothing about the
+records. The images are synthetic and marked as such. Licence: {_inert(facts.licence)}. Reviewed by {people}.
+
+`sha256sum -c SHA256SUMS` checks the files, `sluice verify` the signed statement in `attestation.json` too.
+"""
+
+
+def _inert(text: str) -> str:
+    return re.sub(r"([\\`*_\[\]|#!])", r"\\\1", html.escape(text, quote=False))
