@@ -23,6 +23,7 @@ from core.settings import ServiceSettings
 from core.witness import compare
 from service.app import create_app
 from tests.conftest import Servers, served
+from worker.claims import claim
 
 IMAGES = {"kind": "image", "height": 2, "width": 2, "classes": ["clear", "shadow"]}
 # Cheap to account for: no subsampling.
@@ -203,6 +204,48 @@ class House:
     def job(self, who: Caller, dataset: str, *, key: str | None = None, **others: Any) -> httpx.Response:
         body = {"dataset": dataset, "plan": PLAN, "target": {"epsilon": 1.0}} | others
         return who.post("/v1/jobs", json=body, headers={"Idempotency-Key": key} if key else {})
+
+    def trained(self, who: Caller, dataset: str) -> str:
+        """A job that a worker claimed, opened, finished and settled, as a train worker does."""
+        job = self.job(who, dataset).json()["id"]
+        engine = connect(self.url("train"), pool_size=1)
+        held = claim(engine, uuid.UUID(job))
+        held.open()
+        held.trained(synthesizer_key=f"synthesizers/{job}/1/", synthesizer_sha256=bytes(32), steps=1)
+        engine.dispose()
+        return job
+
+    def draft(self, who: Caller, job: str, **others: Any) -> dict[str, Any]:
+        answer = who.post("/v1/releases", json={"job": job, "name": "Scans, synthetic"} | others)
+        assert answer.status_code == 202, answer.text
+        return answer.json()
+
+    def built(self, release: str, digest: bytes | None = None) -> str:
+        """The publisher made a bundle; gives its digest."""
+        digest = digest or os.urandom(32)
+        files = [{"path": "manifest.json", "size": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}]
+        self.sql(
+            "UPDATE releases SET state = 'in_review', digest = %s, files = %s, manifest = %s, privacy = %s,"
+            " preview = %s, built_at = now() WHERE id = %s",
+            digest, Jsonb(files), Jsonb({"kind": "sluice-release"}), Jsonb({"delta": 1e-6}), b"a picture",
+            release, role="publish",
+        )  # fmt: skip
+        return digest.hex()
+
+    def put(self, release: str) -> None:
+        """The publisher put the approved bundle on the shelf."""
+        self.sql(
+            "UPDATE releases SET state = 'published', attestation = '{}', published_at = now() WHERE id = %s",
+            release, role="publish",
+        )  # fmt: skip
+
+    def published(self, who: Caller, job: str, **others: Any) -> dict[str, Any]:
+        id = self.draft(who, job, **others)["id"]
+        digest = self.built(id)
+        assert self.admin.post(f"/v1/releases/{id}/approve", json={"digest": digest}).status_code == 200
+        assert who.post(f"/v1/releases/{id}/publish").status_code == 202
+        self.put(id)
+        return who.get(f"/v1/releases/{id}").json()
 
     def balance(self, account: str) -> dict[str, int]:
         """Straight from the table."""

@@ -38,6 +38,21 @@ TABLE: dict[str, tuple[int, int, int, int]] = {
     "GET /v1/jobs/{id}": (403, 404, 200, 200),
     "GET /v1/jobs/{id}/events": (403, 404, 200, 200),
     "POST /v1/jobs/{id}/cancel": (403, 404, 202, 202),
+    "GET /v1/jobs/{id}/diagnostics": (403, 404, 403, 200),
+    "POST /v1/releases": (403, 404, 403, 202),
+    "GET /v1/releases": (200, 200, 200, 200),
+    "GET /v1/releases/{id}": (404, 200, 200, 200),  # not granted to the analyst
+    "GET /v1/releases/{id}/preview": (404, 200, 200, 200),
+    "POST /v1/releases/{id}/approve": (403, 200, 200, 403),  # the owner is its author
+    "POST /v1/releases/{id}/rebuild": (403, 403, 202, 409),  # built anew by then
+    "POST /v1/releases/{id}/discard": (403, 403, 200, 409),
+    "POST /v1/releases/{id}/publish": (403, 403, 202, 202),
+    "POST /v1/releases/{id}/withdraw": (403, 403, 202, 202),
+    "POST /v1/releases/{id}/readers": (403, 403, 200, 200),
+    "DELETE /v1/releases/{id}/readers/{person}": (403, 403, 204, 204),
+    "POST /v1/releases/{id}/downloads": (404, 200, 200, 200),
+    "GET /.well-known/sluice-keys.json": (200, 200, 200, 200),
+    "GET /.well-known/sluice-revocations.json": (200, 200, 200, 200),
     "GET /v1/admin/ledger": (403, 403, 200, 403),
     "GET /v1/admin/ledger/{account}": (403, 403, 200, 403),
     "GET /v1/admin/ledger/{account}/recompute": (403, 403, 200, 403),
@@ -54,7 +69,10 @@ TABLE: dict[str, tuple[int, int, int, int]] = {
     "POST /v1/admin/people/{id}/keys": (403, 403, 201, 403),
     "DELETE /v1/admin/keys/{id}": (403, 403, 204, 403),
 }
-OPEN_ROUTES = {"GET /healthz", "GET /readyz", "GET /metrics"}
+OPEN_ROUTES = {
+    "GET /healthz", "GET /readyz", "GET /metrics", "GET /.well-known/sluice-keys.json",
+    "GET /.well-known/sluice-revocations.json",
+}  # fmt: skip
 # A route whose parameters cannot be told from the table's name alone gets them here.
 UPLOADING = {"/v1/datasets/{id}/upload", "/v1/datasets/{id}/upload/urls", "/v1/datasets/{id}/seal"}
 
@@ -73,13 +91,15 @@ def test_the_table_says_what_the_routes_declare(house):
     for (verb, path), roles in house.app.state.permissions.items():
         analyst, _, admin, owner = TABLE[f"{verb} {path}"]
         told = {"analyst": analyst, "admin": admin, "curator": owner}
-        if path.endswith("/confirm"):  # 403 for another reason than the role
+        if path.endswith(("/confirm", "/approve")):  # 403 for another reason than the role
             told["curator"] = 200
         assert {role for role, status in told.items() if status != 403} == roles, path
 
 
-def test_open_routes_need_no_key_and_are_few(house):
-    assert {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/healthz", "/readyz", "/metrics"} == OPEN
+def test_open_routes_need_no_key_and_are_few(house, ready):
+    assert {route.split(" ")[1] for route in OPEN_ROUTES} | {
+        "/openapi.json", "/docs", "/docs/oauth2-redirect",
+    } == OPEN  # fmt: skip
     for path in OPEN:
         assert house.anonymous.get(path).status_code == 200
 
@@ -87,6 +107,7 @@ def test_open_routes_need_no_key_and_are_few(house):
 @pytest.fixture(scope="module")
 def ready(shared_house):
     shared_house.witnessed()
+    shared_house.sql("INSERT INTO revocations VALUES (1, '{}') ON CONFLICT DO NOTHING")
     return shared_house.ready(shared_house.curator)
 
 
@@ -132,6 +153,10 @@ def concrete(house: House, verb: str, path: str, ready: dict) -> tuple[str, dict
         body = {"dataset": ready["id"], "plan": PLAN, "target": {"epsilon": 1.0}}
     elif path.startswith("/v1/jobs/{id}"):
         given["id"] = house.job(curator, ready["id"]).json()["id"]
+        if path.endswith("/diagnostics"):
+            house.sql("INSERT INTO diagnostics VALUES (%s, 1, '{}', '<svg/>')", given["id"], role="train")
+    elif (path.startswith("/v1/releases") and verb != "GET") or ("{id}" in path and "/releases/" in path):
+        body, given = release(house, path, house.trained(curator, ready["id"]))
     elif "{account}" in path:
         given["account"] = ready["account"]
         if "/grants" in path and verb == "POST":
@@ -151,6 +176,25 @@ def concrete(house: House, verb: str, path: str, ready: dict) -> tuple[str, dict
         [(given["id"],)] = house.sql("SELECT id FROM keys WHERE person_id = %s", house.person("analyst").id)
     query = "?accountant=renyi" if path.endswith("/recompute") else ""
     return path.format(**given) + query, body
+
+
+def release(house: House, path: str, job: str) -> tuple[dict | None, dict]:
+    """A release in the state this route is for, and a body for it."""
+    if path == "/v1/releases":
+        return {"job": job, "name": "r"}, {}
+    if path.endswith(("/downloads", "/withdraw")):
+        id = house.published(house.curator, job)["id"]
+        body = {"paths": ["manifest.json"]} if path.endswith("/downloads") else {"reason": "a mistake"}
+        return body, {"id": id}
+    id, body = house.draft(house.curator, job)["id"], None
+    digest = house.built(id)
+    if path.endswith("/approve"):
+        body = {"digest": digest}
+    elif path.endswith("/publish"):
+        assert house.admin.post(f"/v1/releases/{id}/approve", json={"digest": digest}).status_code == 200
+    elif path.endswith("/readers"):
+        body = {"person": str(house.curator2.id)}
+    return body, {"id": id, "person": str(house.curator2.id)}
 
 
 def test_a_revoked_key_and_a_disabled_person_are_out_with_the_next_request(house):

@@ -1,0 +1,377 @@
+"""Four eyes on one digest, a catalogue for those it is for, links to one object for a short time."""
+
+import base64
+import hashlib
+import os
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import psycopg
+import pytest
+
+from core.stores import s3
+from core.stores.shelf import public_key
+from tests.service.house import opened
+
+
+@pytest.fixture(scope="module")
+def job(shared_house):
+    shared_house.witnessed()
+    return shared_house.trained(shared_house.curator, shared_house.ready(shared_house.curator)["id"])
+
+
+def act(who, id, verb, **body):
+    answer = who.post(f"/v1/releases/{id}/{verb}", json=body or None)
+    return answer.status_code, answer.json().get("slug") or answer.json()["state"]
+
+
+@pytest.fixture
+def reviewed(house, job):
+    id = house.draft(house.curator, job)["id"]
+    return id, house.built(id)
+
+
+# ---- drafting
+
+
+def test_a_draft_says_all_that_will_be_public_and_costs_nothing(house, job):
+    account = house.curator.get(f"/v1/jobs/{job}").json()["account"]
+    before = house.balance(account)
+    told = house.draft(
+        house.curator, job, count=30, seed=7, note="for teaching", formats=["png", "npz", "png"]
+    )
+    assert told["state"] == "building"
+    assert (told["count"], told["seed"], told["formats"], told["reviewers"]) == (30, 7, ["npz", "png"], 2)
+    assert told["author"] == str(house.curator.id)
+    assert told["progress"] == {"done": 0, "count": 30}
+    assert house.balance(account) == before
+
+
+def test_a_seed_is_drawn_when_none_is_given(house, job):
+    assert house.draft(house.curator, job)["seed"] != house.draft(house.curator, job)["seed"]
+
+
+def test_the_same_key_gives_the_same_draft(house, job):
+    body, key = {"job": job, "name": "once"}, {"Idempotency-Key": uuid.uuid4().hex}
+    first, second = (house.curator.post("/v1/releases", json=body, headers=key).json() for _ in range(2))
+    assert first["id"] == second["id"]
+
+
+def test_only_a_trained_job_of_ones_own_is_released(house, job):
+    house.witnessed()
+    dataset = house.ready(house.curator)["id"]
+    queued = house.job(house.curator, dataset).json()["id"]
+    answer = house.curator.post("/v1/releases", json={"job": queued, "name": "r"})
+    assert (answer.status_code, answer.json()["slug"]) == (409, "wrong-state")
+    assert house.curator2.post("/v1/releases", json={"job": job, "name": "r"}).status_code == 404
+
+
+def test_the_database_itself_knows_no_release_of_an_unpaid_job(house):
+    house.witnessed()
+    queued = house.job(house.curator, house.ready(house.curator)["id"]).json()["id"]
+    insert = (
+        "INSERT INTO releases (id, job_id, author_id, name, note, licence, count, seed, formats, audience,"
+        " reviewers, state) VALUES (%s, %s, %s, 'r', '', '', 1, 1, '{npz}', 'everyone', 2, 'building')"
+    )
+    with pytest.raises(psycopg.errors.RestrictViolation, match="trained and settled"):
+        house.sql(insert, uuid.uuid4(), queued, house.curator.id, role="service")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"count": 0}, {"count": 10**6 + 1}, {"seed": -1}, {"formats": []}, {"formats": ["exe"]},
+        {"audience": "world"}, {"name": ""}, {"name": "a\nb"}, {"epsilon": 1}, {"note": "x" * 3000},
+    ],
+)  # fmt: skip
+def test_odd_drafts_are_refused(odd, house, job):
+    answer = house.curator.post("/v1/releases", json={"job": job, "name": "r"} | odd)
+    assert (answer.status_code, answer.json()["slug"]) == (422, "invalid-request")
+
+
+# ---- review
+
+
+def test_four_eyes_then_published(house, reviewed):
+    id, digest = reviewed
+    assert act(house.curator, id, "publish") == (409, "not-approved")
+    assert act(house.curator, id, "approve", digest=digest) == (403, "author-cannot-approve")
+    assert act(house.curator2, id, "approve", digest=digest) == (200, "approved")
+    assert act(house.curator2, id, "approve", digest=digest) == (200, "approved")  # safe to repeat
+    [approval] = house.curator.get(f"/v1/releases/{id}").json()["approvals"]
+    assert (approval["person"], approval["digest"]) == (str(house.curator2.id), digest)
+    assert act(house.curator2, id, "publish") == (403, "forbidden")
+    assert act(house.curator, id, "publish") == (202, "publishing")
+    house.put(id)
+    assert act(house.curator, id, "publish") == (202, "published")
+
+
+def test_an_approval_is_of_one_digest_and_a_new_build_voids_it(house, reviewed):
+    id, digest = reviewed
+    assert act(house.admin, id, "approve", digest="0" * 64) == (409, "approval-of-another-bundle")
+    assert act(house.admin, id, "approve", digest=digest) == (200, "approved")
+    assert act(house.curator, id, "rebuild") == (202, "building")
+    assert act(house.admin, id, "approve", digest=digest) == (409, "wrong-state")
+    other = house.built(id)
+    assert act(house.curator, id, "publish") == (409, "not-approved")
+    assert act(house.admin, id, "approve", digest=digest) == (409, "approval-of-another-bundle")
+    assert act(house.admin, id, "approve", digest=other) == (200, "approved")
+
+
+def test_not_even_the_publisher_can_publish_what_nobody_approved(house, reviewed):
+    id, _ = reviewed
+    for state in ("approved", "publishing", "published"):
+        with pytest.raises(psycopg.errors.RestrictViolation):
+            house.sql("UPDATE releases SET state = %s WHERE id = %s", state, id, role="publish")
+
+
+def test_an_approval_by_the_author_is_refused_by_the_database_too(house, reviewed):
+    id, digest = reviewed
+    approve = "INSERT INTO approvals (release_id, digest, person_id, note) VALUES (%s, %s, %s, '')"
+    with pytest.raises(psycopg.errors.RestrictViolation, match="author"):
+        house.sql(approve, id, bytes.fromhex(digest), house.curator.id, role="service")
+    with pytest.raises(psycopg.errors.RestrictViolation, match="under review"):
+        house.sql(approve, id, bytes(32), house.curator2.id, role="service")
+
+
+def test_a_bundle_under_review_is_not_exchanged(house, reviewed):
+    id, _ = reviewed
+    with pytest.raises(psycopg.errors.RestrictViolation, match="stays as it was built"):
+        house.sql("UPDATE releases SET digest = %s WHERE id = %s", os.urandom(32), id, role="publish")
+
+
+def test_approval_and_rebuild_at_once_never_leave_an_approved_old_bundle(house, job):
+    for _ in range(10):
+        id = house.draft(house.curator, job)["id"]
+        digest = house.built(id)
+        with ThreadPoolExecutor(2) as pool:
+            yes = pool.submit(act, house.curator2, id, "approve", digest=digest)
+            anew = pool.submit(act, house.curator, id, "rebuild")
+            assert anew.result() == (202, "building")
+            assert yes.result() in ((200, "approved"), (409, "wrong-state"))
+        assert house.curator.get(f"/v1/releases/{id}").json()["state"] == "building"
+
+
+def test_a_site_of_one_person_approves_its_own_and_the_release_says_so(servers):
+    with opened(servers, reviewers=1) as alone:
+        alone.witnessed()
+        job = alone.trained(alone.curator, alone.ready(alone.curator)["id"])
+        id = alone.draft(alone.curator, job)["id"]
+        digest = alone.built(id)
+        assert act(alone.curator, id, "publish") == (409, "not-approved")  # still a deliberate yes
+        assert act(alone.curator, id, "approve", digest=digest) == (200, "approved")
+        assert act(alone.curator, id, "publish") == (202, "publishing")
+        assert alone.curator.get(f"/v1/releases/{id}").json()["reviewers"] == 1
+
+
+def test_a_discarded_draft_comes_to_nothing(house, reviewed):
+    id, digest = reviewed
+    assert act(house.curator, id, "discard") == (200, "discarded")
+    for verb, body in (("approve", {"digest": digest}), ("publish", {}), ("rebuild", {})):
+        assert act(house.admin, id, verb, **body) == (409, "wrong-state")
+
+
+# ---- analysts
+
+
+def test_an_analyst_sees_what_is_for_everyone_or_for_them(house, job):
+    analyst, other = house.person("analyst"), house.person("analyst")
+    secret = house.published(house.curator, job, name=f"granted {uuid.uuid4().hex}")
+    open = house.published(house.curator, job, name=f"open {uuid.uuid4().hex}", audience="everyone")
+    house.draft(house.curator, job, audience="everyone")
+
+    def seen(who):
+        return {release["id"] for release in who.get("/v1/releases?limit=200").json()["items"]}
+
+    assert open["id"] in seen(other)
+    assert secret["id"] not in seen(other)
+    assert other.get(f"/v1/releases/{secret['id']}").status_code == 404
+    assert act(house.curator, secret["id"], "readers", person=str(analyst.id))[0] == 200
+    assert secret["id"] in seen(analyst)
+    assert secret["id"] not in seen(other)
+    assert house.curator.delete(f"/v1/releases/{secret['id']}/readers/{analyst.id}").status_code == 204
+    assert secret["id"] not in seen(analyst)
+    assert all(r["state"] == "published" for r in other.get("/v1/releases").json()["items"])
+
+
+def test_an_analyst_is_not_told_of_the_job_or_the_approvers(house, job):
+    id = house.published(house.curator, job, audience="everyone")["id"]
+    told = house.analyst.get(f"/v1/releases/{id}").json()
+    assert (told["job"], told["approvals"]) == (None, [])
+    assert job not in house.analyst.get("/v1/releases?limit=200").text
+
+
+def test_search_finds_by_name_and_note_and_takes_signs_literally(house, job):
+    mark = uuid.uuid4().hex
+    by_name = house.published(house.curator, job, name=f"Scans {mark} 100%", audience="everyone")["id"]
+    by_note = house.published(house.curator, job, name="x", note=f"see {mark}_", audience="everyone")["id"]
+
+    def found(text):
+        items = house.analyst.get("/v1/releases", params={"search": text}).json()["items"]
+        return {release["id"] for release in items}
+
+    assert found(mark.upper()) == {by_name, by_note}
+    assert found(f"{mark} 100%") == {by_name}
+    assert found(f"{mark}%") == set()
+    assert found(f"{mark}_") == {by_note}
+
+
+def test_preview_and_files_are_there_for_reviewers_and_later_for_readers(house, job):
+    id = house.draft(house.curator, job, audience="everyone")["id"]
+    assert house.curator2.get(f"/v1/releases/{id}/preview").json()["slug"] == "wrong-state"
+    digest = house.built(id)
+    answer = house.curator2.get(f"/v1/releases/{id}/preview")
+    assert (answer.headers["content-type"], answer.content) == ("image/png", b"a picture")
+    told = house.curator2.get(f"/v1/releases/{id}").json()
+    assert told["digest"] == digest
+    assert told["privacy"] == {"delta": 1e-6}
+    assert house.analyst.get(f"/v1/releases/{id}/preview").status_code == 404
+    assert act(house.curator, id, "downloads", paths=["manifest.json"]) == (409, "wrong-state")
+
+
+# ---- links
+
+
+@pytest.fixture
+def shelved(house, job):
+    """A published release with a real object behind its one file."""
+    release = house.published(house.curator, job, audience="everyone")
+    keys = house.servers.environments["publish"]
+    publisher = s3.client(
+        endpoint=house.servers.s3_endpoint, region="us-east-1", access_key=keys["SLUICE_S3_ACCESS_KEY"],
+        secret_key=keys["SLUICE_S3_SECRET_KEY"],
+    )  # fmt: skip
+    key = public_key(release["id"], bytes.fromhex(release["digest"]), "manifest.json")
+    publisher.put_object(Bucket="sluice-public", Key=key, Body=b"{}")
+    yield release["id"], key, publisher
+    publisher.close()
+
+
+def signed(house, id):
+    answer = house.analyst.post(f"/v1/releases/{id}/downloads", json={"paths": ["manifest.json"]}).json()
+    assert answer["expires_in"] == 900
+    [file] = answer["files"]
+    return file
+
+
+def test_a_link_gives_the_file_and_any_range_of_it(house, shelved):
+    file = signed(house, shelved[0])
+    whole = httpx.get(file["url"])
+    assert (whole.status_code, whole.content) == (200, b"{}")
+    assert hashlib.sha256(whole.content).hexdigest() == file["sha256"]
+    part = httpx.get(file["url"], headers={"Range": "bytes=1-"})
+    assert (part.status_code, part.content) == (206, b"}")
+    assert "X-Amz-Expires=900" in file["url"]
+
+
+def test_a_link_is_good_for_nothing_else(house, shelved):
+    id, key, publisher = shelved
+    url = httpx.URL(signed(house, id)["url"])
+    other = key.replace("manifest.json", "other.json")
+    publisher.put_object(Bucket="sluice-public", Key=other, Body=b"other")
+
+    def at(path):
+        return url.copy_with(path=path)
+
+    tries = {
+        "another key": httpx.get(at(f"/sluice-public/{other}")),
+        "another bucket": httpx.get(at(f"/sluice-private/{key}")),
+        "the vault": httpx.get(at(f"/sluice-vault/{key}")),
+        "a list": httpx.get(at("/sluice-public/")),
+        "a list by query": httpx.get(at("/sluice-public").copy_merge_params({"list-type": "2"})),
+        "climbing": httpx.get(at(f"/sluice-public/{key}/../other.json")),
+        "put": httpx.put(url, content=b"x"),
+        "delete": httpx.delete(url),
+        "another date": httpx.get(url.copy_merge_params({"X-Amz-Date": "20200101T000000Z"})),
+        "longer": httpx.get(url.copy_merge_params({"X-Amz-Expires": "604800"})),
+        "no signature": httpx.get(url.copy_with(query=None)),
+        "another key id": httpx.get(
+            url.copy_merge_params({"X-Amz-Credential": "AKIA/20260101/x/s3/aws4_request"})
+        ),
+    }
+    assert {name: answer.status_code for name, answer in tries.items()} == dict.fromkeys(tries, 403)
+    assert httpx.post(url, content=b"x").status_code in (403, 405)
+    assert httpx.get(url).content == b"{}"  # nothing was changed by any of it
+
+
+def test_a_link_expires(house, shelved, monkeypatch):
+    monkeypatch.setattr("core.stores.shelf.SIGNED_SECONDS", 1)
+    url = house.app.state.shelf.sign_download(shelved[1])
+    assert "X-Amz-Expires=1&" in url
+    until = time.monotonic() + 10
+    while httpx.get(url).status_code == 200 and time.monotonic() < until:
+        time.sleep(0.1)  # an hour of the server's clock cannot be had otherwise
+    assert httpx.get(url).status_code == 403
+
+
+def test_paths_that_are_none_of_the_release_are_not_signed(house, shelved):
+    for path in ("../x", "attestation.json/..", "data/x", "/manifest.json", "manifest.json\x00"):
+        answer = house.analyst.post(f"/v1/releases/{shelved[0]}/downloads", json={"paths": [path]})
+        assert answer.status_code == 404, path
+        assert "url" not in answer.text
+
+
+def test_after_withdrawal_nothing_is_signed_and_old_links_are_dead_once_removed(house, shelved):
+    id, key, publisher = shelved
+    url = signed(house, id)["url"]
+    assert act(house.curator2, id, "withdraw", reason="mistake") == (403, "forbidden")
+    assert act(house.curator, id, "withdraw", reason="a mistake in the schema") == (202, "withdrawing")
+    assert act(house.analyst, id, "downloads", paths=["manifest.json"]) == (410, "release-withdrawn")
+    assert house.analyst.get(f"/v1/releases/{id}/preview").status_code == 410
+    publisher.delete_object(Bucket="sluice-public", Key=key)
+    assert httpx.get(url).status_code in (403, 404)  # AWS says 403 of what is not there to who may not list
+    told = house.analyst.get(f"/v1/releases/{id}").json()
+    assert (told["state"], told["reason"], told["files"], told["manifest"]) == (
+        "withdrawing", "a mistake in the schema", [], None,
+    )  # fmt: skip
+
+
+def test_withdrawing_gives_nothing_back(house, job):
+    account = house.curator.get(f"/v1/jobs/{job}").json()["account"]
+    id = house.published(house.curator, job)["id"]
+    before = house.balance(account)
+    assert act(house.curator, id, "withdraw", reason="x") == (202, "withdrawing")
+    house.sql("UPDATE releases SET state = 'withdrawn' WHERE id = %s", id, role="publish")
+    assert house.balance(account) == before
+    for verb, body in (("publish", {}), ("rebuild", {}), ("approve", {"digest": "0" * 64})):
+        assert act(house.admin, id, verb, **body) == (409, "wrong-state")
+
+
+# ---- keys, lists, diagnostics
+
+
+def test_keys_and_the_newest_list_are_public(house):
+    raw = os.urandom(32)
+    house.sql("INSERT INTO signing_keys (id, public) VALUES (%s, %s)", raw.hex()[:16], raw, role="publish")
+    [key] = [
+        key
+        for key in house.anonymous.get("/.well-known/sluice-keys.json").json()["keys"]
+        if key["id"] == raw.hex()[:16]
+    ]
+    assert base64.b64decode(key["public"]) == raw
+    for number in (101, 102):
+        house.sql("INSERT INTO revocations VALUES (%s, %s)", number, f'{{"n":{number}}}\n', role="publish")
+    assert house.anonymous.get("/.well-known/sluice-revocations.json").text == '{"n":102}\n'
+    for table in ("signing_keys", "revocations", "approvals"):
+        with pytest.raises(psycopg.Error):
+            house.sql(f"DELETE FROM {table}", role="publish")
+
+
+def test_diagnostics_are_for_the_owner_of_the_job(house, job):
+    assert house.curator.get(f"/v1/jobs/{job}/diagnostics").status_code == 404
+    house.sql("INSERT INTO diagnostics VALUES (%s, 1, '{\"loss\": 1}', '<svg/>')", job, role="train")
+    for format, text in (("jsonl", '{"loss": 1}'), ("svg", "<svg/>")):
+        told = house.curator.get(f"/v1/jobs/{job}/diagnostics?format={format}")
+        assert (told.status_code, told.text) == (200, text)
+    assert house.curator2.get(f"/v1/jobs/{job}/diagnostics").status_code == 404
+    assert house.admin.get(f"/v1/jobs/{job}/diagnostics").status_code == 403
+    assert house.analyst.get(f"/v1/jobs/{job}/diagnostics").status_code == 403
+
+
+def test_an_admin_is_not_told_the_counts_of_a_dataset(house):
+    dataset = house.sealed(house.curator)["id"]
+    house.checked(dataset, report={"clamped": 7})
+    assert house.curator.get(f"/v1/datasets/{dataset}").json()["report"] == {"clamped": 7}
+    assert house.admin.get(f"/v1/datasets/{dataset}").json()["report"] is None
