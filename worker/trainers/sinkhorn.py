@@ -190,7 +190,8 @@ class Student:
         """One step of the optimizer down a gradient given at images it made."""
         moves = torch.autograd.grad(images, self.parameters, gradient.view_as(images).float())
         for parameter, move in zip(self.parameters, moves, strict=True):
-            parameter.grad = move
+            # In the parameter's own order in memory: the fused optimizer goes through both as they lie there.
+            parameter.grad = torch.empty_like(parameter).copy_(move)
         self.optimizer.step()
         self.taken += 1
         # Slow averages start quick: the first generators are not worth remembering.
@@ -257,12 +258,12 @@ class Gradients:
         flat = self.made.detach().double().flatten(1)
         value, gradient = student.loss(flat, made_labels, images.double().flatten(1), labels, images=count)
         rows = self.basis.of(gradient.view(self.made.shape))
-        private, self.rest = rows[:count], rows[count:]
-        jointly = self.plan.clipping is Clipping.JOINT
-        clipped, norms = clip_rows(private.reshape(1, -1) if jointly else private, clip_norm)
-        self.rest = clip_rows(self.rest.reshape(1, -1) if jointly else self.rest, clip_norm)[0].view_as(
-            self.rest
-        )
+        if self.plan.clipping is Clipping.JOINT:
+            clipped, norms = clip_rows(rows[:count].reshape(1, -1), clip_norm)
+            self.rest = rows[count:] * (clip_norm / max(rows[count:].norm().item(), clip_norm))
+        else:
+            clipped, norms = clip_rows(rows[:count], clip_norm)
+            self.rest, _ = clip_rows(rows[count:], clip_norm)
         self.seen = {
             "loss": value.item(),
             "gradient_norm": norms.median().item(),
