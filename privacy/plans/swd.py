@@ -3,12 +3,74 @@
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from privacy.events import Gaussian, Geometry, Query, SlicedProjection, positive, require, whole
 from privacy.plans.base import Plan, PublishedReading, Target
 from privacy.plans.published import bernstein_square, clt_square, wbk_claim
+from privacy.plans.recipe import Recipe, check
 from privacy.problems import InvalidPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorRecipe(Recipe):
+    """The generator of both forms and how it follows. Public, and without any bearing on the cost.
+
+    `rate` sinks to zero along a cosine over the steps of the training. With `average_decay` the synthesizer
+    has the running average of the generator's weights.
+    """
+
+    network: str = "dense"
+    features: int = 256
+    latent: int = 10
+    rate: float = 1e-3
+    betas: tuple[float, float] = (0.5, 0.99)
+    average_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "betas", tuple(self.betas))
+        check("network", self.network in ("dcgan", "dense"))
+        check("features", type(self.features) is int and 2 <= self.features <= 1024 and not self.features % 2)
+        check("latent", type(self.latent) is int and 1 <= self.latent <= 4096)
+        check("rate", 0 < self.rate <= 1)
+        check("betas", len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas))
+        check("average_decay", self.average_decay is None or 0 <= self.average_decay < 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SWDRecipe(GeneratorRecipe):
+    """As many images as a batch has records are made in a step, each compared under `noises` noises."""
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        # The paper's code of ten numbers and its optimizer.
+        "paper": {"network": "dcgan", "features": 16, "rate": 1e-4, "betas": (0.9, 0.999)},
+        "fast-cpu": {"average_decay": 0.999, "noises": 4},
+    }
+
+    noises: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check("noises", type(self.noises) is int and 1 <= self.noises <= 1000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneShotRecipe(GeneratorRecipe):
+    """`generator_steps` follow the release, each with `images` of every class along `compared` directions."""
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "paper": {"network": "dcgan", "features": 32, "generator_steps": 20_000, "average_decay": 0.999},
+        "fast-cpu": {"average_decay": 0.98},
+    }
+
+    generator_steps: int = 2000
+    images: int = 30
+    compared: int = 400
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("generator_steps", "images", "compared"):
+            check(name, type(value := getattr(self, name)) is int and 1 <= value <= 10**6)
 
 
 class Features(StrEnum):
@@ -25,22 +87,32 @@ class Features(StrEnum):
 class SWDPlan(Plan):
     """Each step draws `batch` of `records` rows without replacement and releases X U + V.
 
-    A row (labels ride inside it) is clipped to `row_bound` by itself. `noise_multiplier` is noise_stddev
-    over 2 * row_bound, the furthest two rows can be apart. docs/guarantees.md#swd
+    A row holds the pixels of a record, from 0 to 1, and `label_weight` at its class; with `frequencies`, that
+    many by that many of the image's slowest cosines stand for its pixels. `dim` is the length that results.
+    Every row is clipped to `row_bound` by itself. `noise_multiplier` is noise_stddev over 2 * row_bound, the
+    furthest two rows can be apart. Without a recipe the preset for the worker's device is taken.
+    docs/guarantees.md#swd
     """
 
     kind: ClassVar[str] = "swd"
+    recipes: ClassVar[type[Recipe]] = SWDRecipe
     records: int
     batch: int
     directions: int = 1000
     dim: int
     geometry: Geometry = Geometry.SPHERE
     row_bound: float = 0.5
+    label_weight: float = 8.0
+    frequencies: int | None = None
+    recipe: SWDRecipe | None = None
 
     def check(self) -> None:
         for name in ("records", "batch", "directions", "dim"):
             whole(name, getattr(self, name), most=10**12, problem=InvalidPlan)
+        if self.frequencies is not None:
+            whole("frequencies", self.frequencies, most=64, problem=InvalidPlan)
         positive("row_bound", self.row_bound, problem=InvalidPlan)
+        positive("label_weight", self.label_weight, problem=InvalidPlan)
         good = isinstance(self.geometry, Geometry)
         require(good, f"geometry is {self.geometry!r}; give one of {[*Geometry]}.", problem=InvalidPlan)
         good = self.batch <= self.records
@@ -84,24 +156,55 @@ class SWDPlan(Plan):
         )
 
 
+class Patterns(StrEnum):
+    """What images are projected on, drawn from a public seed.
+
+    UNIFORM: uniform on the unit sphere. SMOOTH: unit patterns of blurred noise, most of them under a window
+    somewhere in the image, of many sizes: what neighbouring pixels have to do with each other.
+    """
+
+    UNIFORM = "uniform"
+    SMOOTH = "smooth"
+
+
 @dataclass(frozen=True, kw_only=True)
 class SWDOneShotPlan(Plan):
-    """All records, once: `directions` histograms or pairs of waves, summed over records and noised.
+    """All records, once: for each class `directions` histograms or pairs of waves, summed over its records.
 
-    A record contributes a vector of norm sqrt(directions); `noise_multiplier` is noise_stddev over that.
-    Training on the noisy release costs nothing more. docs/guarantees.md#one-shot
+    A record adds to those of its class alone, a vector of norm sqrt(directions); `noise_multiplier` is
+    noise_stddev over that. Histograms have `bins` bins between bounds that follow from those of the pixels.
+    `pattern_seed` fixes the patterns, which are public, and nothing else. Training on the noisy release costs
+    nothing more. Without a recipe it is that of `fast-cpu`. docs/guarantees.md#one-shot
     """
 
     kind: ClassVar[str] = "swd_one_shot"
+    recipes: ClassVar[type[Recipe]] = OneShotRecipe
     steps: int | None = 1
     directions: int = 1000
     features: Features = Features.HISTOGRAMS
+    bins: int = 24
+    patterns: Patterns = Patterns.SMOOTH
+    pattern_seed: int = 1
+    recipe: OneShotRecipe | None = None
 
     def check(self) -> None:
         whole("directions", self.directions, most=10**6, problem=InvalidPlan)
+        whole("bins", self.bins, most=10**4, problem=InvalidPlan)
+        whole("pattern_seed", self.pattern_seed, most=2**31, problem=InvalidPlan)
         require(self.steps == 1, "A one-shot plan has one step; leave steps at 1.", problem=InvalidPlan)
-        good = isinstance(self.features, Features)
-        require(good, f"features is {self.features!r}; give one of {[*Features]}.", problem=InvalidPlan)
+        for name, enum in (("features", Features), ("patterns", Patterns)):
+            value = getattr(self, name)
+            good = isinstance(value, enum)
+            require(good, f"{name} is {value!r}; give one of {[*enum]}.", problem=InvalidPlan)
+
+    @property
+    def known_recipe(self) -> OneShotRecipe:
+        """Not by device: how many steps a job shows is known before a worker has it."""
+        return self.recipe or OneShotRecipe.preset("fast-cpu")
+
+    @property
+    def progress_steps(self) -> int:
+        return self.known_steps + self.known_recipe.generator_steps
 
     @property
     def unit_noise(self) -> float:

@@ -13,6 +13,7 @@ from core.schema import ImageSchema
 from privacy.plans.base import Clipping, Plan
 from privacy.plans.dpgan import DPGANPlan, DPGANRecipe
 from privacy.plans.sinkhorn import SinkhornPlan, SinkhornRecipe
+from privacy.plans.swd import OneShotRecipe, SWDOneShotPlan, SWDPlan, SWDRecipe
 from tests.fakes import ImageRows
 from worker.mechanisms.noise import SecureRng
 from worker.synthesizers.image import ImageSynthesizer
@@ -45,6 +46,20 @@ PLANS: dict[str, Callable[[int], Plan]] = {
         images=9,
         clipping=Clipping.SEMIDUAL,
         recipe=SinkhornRecipe(features=16, latent=4, fitting_steps=2, fitting_images=9),
+    ),
+    "swd": lambda steps: SWDPlan(
+        steps=steps,
+        noise_multiplier=1.0,
+        records=50,
+        batch=10,
+        directions=7,
+        dim=8 * 8 + 3,
+        recipe=SWDRecipe(features=16, latent=4, noises=2),
+    ),
+    "swd_one_shot": lambda steps: SWDOneShotPlan(
+        noise_multiplier=1.0,
+        directions=9,
+        recipe=OneShotRecipe(features=16, latent=4, generator_steps=steps - 1, images=5, compared=4),
     ),
 }
 

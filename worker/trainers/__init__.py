@@ -22,6 +22,8 @@ from worker.synthesizers.image import ImageSynthesizer
 from worker.trainers.dpgan import DPGANTraining
 from worker.trainers.progress import Progress
 from worker.trainers.sinkhorn import SinkhornTraining
+from worker.trainers.swd import SWDTraining
+from worker.trainers.swd_one_shot import SWDOneShotTraining
 
 
 class Training(Protocol):
@@ -42,4 +44,9 @@ class Training(Protocol):
     def synthesizer(self) -> ImageSynthesizer: ...
 
 
-TRAINERS = {"dpgan": DPGANTraining, "sinkhorn": SinkhornTraining}
+TRAINERS = {
+    "dpgan": DPGANTraining,
+    "sinkhorn": SinkhornTraining,
+    "swd": SWDTraining,
+    "swd_one_shot": SWDOneShotTraining,
+}

@@ -1,0 +1,106 @@
+"""Records as rows, each clipped by itself; directions drawn without looking; transport along each of them."""
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from privacy.events import Geometry
+from worker.mechanisms.clipping import clip_rows
+from worker.mechanisms.noise import Rng
+
+
+class Pixels:
+    """The numbers of an image that a row holds, from 0 to 1 by the declared bounds: a public, linear map.
+
+    All of them, or the coefficients of the lowest `frequencies` x `frequencies` cosines of every channel. The
+    basis is orthonormal, so a row is never longer than its image.
+    """
+
+    def __init__(self, channels: int, height: int, width: int, frequencies: int | None = None) -> None:
+        self.bases = frequencies and tuple(cosines(side, min(side, frequencies)) for side in (height, width))
+        self.size = channels * math.prod(map(len, self.bases) if self.bases else (height, width))
+
+    def of(self, images: Tensor) -> Tensor:
+        """N, C, H, W from -1 to 1 as N, size; linear, so that gradients pass."""
+        images = (images + 1) / 2
+        if self.bases:
+            down, across = (basis.to(images.device) for basis in self.bases)
+            images = down @ images @ across.T
+        return images.flatten(1)
+
+
+def cosines(side: int, count: int) -> Tensor:
+    """The `count` slowest rows of the orthonormal cosine basis."""
+    places, waves = torch.arange(side, dtype=torch.float64), torch.arange(count, dtype=torch.float64)
+    rows = torch.cos(math.pi / side * waves[:, None] * (places + 0.5)) * math.sqrt(2 / side)
+    rows[0] /= math.sqrt(2)
+    return rows.float()
+
+
+def labelled(values: Tensor, labels: Tensor, *, classes: int, weight: float) -> Tensor:
+    """Labels ride inside the rows: matching class by class would tell how many of each a batch has."""
+    return torch.cat([values, weight * F.one_hot(labels, classes)], 1)
+
+
+def clipped(rows: Tensor, bound: float) -> Tensor:
+    """What clip_rows does, for rows that were made: gradients pass."""
+    length = rows.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    return rows * (bound / length).clamp(max=1)
+
+
+def private_rows(rows: Tensor, there: np.ndarray, *, bound: float) -> Tensor:
+    """Rows of records at the places of a batch where there are any, blank ones elsewhere.
+
+    Guarantee: a row depends on its record alone, has norm at most bound (1 + 1e-6), and is zero where the
+    record is not finite or there is none.
+    """
+    placed = torch.zeros(len(there), rows.shape[1], device=rows.device)
+    placed[torch.from_numpy(there)] = clip_rows(rows, bound)[0].float()
+    return placed
+
+
+def directions(geometry: Geometry, count: int, dim: int, rng: Rng) -> Tensor:
+    """`count` unit rows of length `dim`: independent and uniform, or in orthonormal blocks of `dim`."""
+    normals = rng.normals(count * dim)
+    if geometry is Geometry.ORTHONORMAL:
+        return torch.linalg.qr(normals.view(-1, dim, dim)).Q.flatten(0, 1).float()
+    rows = normals.view(count, dim)
+    return rows.div_(torch.linalg.vector_norm(rows, dim=1, keepdim=True)).float()
+
+
+# Sorting is most of the work. Numpy sorts short rows of float32 many times quicker than torch does.
+
+
+def ordered(values: Tensor) -> Tensor:
+    """Each row in ascending order."""
+    return torch.from_numpy(np.sort(values.cpu().numpy(), axis=1)).to(values.device)
+
+
+def matched(values: Tensor, quantiles: Tensor) -> Tensor:
+    """For each value of a row, the quantile of that row's distribution that has the same rank."""
+    order = torch.from_numpy(np.argsort(values.detach().cpu().numpy(), axis=1)).to(values.device)
+    return torch.empty_like(values).scatter_(1, order, quantiles)
+
+
+def spread(quantiles: Tensor, times: int) -> Tensor:
+    """So many times as many quantiles of the same distributions, on straight lines between the given ones."""
+    if times == 1:
+        return quantiles
+    count = quantiles.shape[1]
+    places = ((torch.arange(times * count) + 0.5) / times - 0.5).clamp(0, count - 1).to(quantiles.device)
+    below = places.long().clamp(max=max(count - 2, 0))
+    above = (below + 1).clamp(max=count - 1)
+    return torch.lerp(quantiles[:, below], quantiles[:, above], (places - below).expand(len(quantiles), -1))
+
+
+def sliced(values: Tensor, quantiles: Tensor) -> tuple[float, Tensor]:
+    """The mean over rows of W2^2 between values and quantiles, and its gradient in the values.
+
+    The best map between two sets of points on a line keeps their order; it does not change for small moves,
+    so that the gradient is that of the squares and nothing is differentiated through sorting.
+    """
+    apart = values - matched(values, quantiles)
+    return apart.square().mean().item(), apart.mul_(2 / apart.numel())

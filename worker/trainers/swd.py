@@ -1,0 +1,237 @@
+"""DP-SWD: a generator follows the sliced Wasserstein distance to noisy projections of batches."""
+
+import math
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.faults import Failure, Fault
+from core.schema import ImageSchema
+from privacy.plans.swd import GeneratorRecipe, SWDPlan, SWDRecipe
+from worker.mechanisms.noise import GaussianNoise, Rng
+from worker.mechanisms.projections import (
+    Pixels,
+    clipped,
+    directions,
+    labelled,
+    ordered,
+    private_rows,
+    sliced,
+    spread,
+)
+from worker.mechanisms.sampling import BLANK, Rows, WithoutReplacement
+from worker.synthesizers.architecture import Architecture
+from worker.synthesizers.dcgan import DCGAN
+from worker.synthesizers.dense import Dense
+from worker.synthesizers.image import ImageSynthesizer
+from worker.trainers.dpgan import numbers, start_state
+from worker.trainers.networks import BatchNormed
+from worker.trainers.progress import Progress
+
+
+class ImageRows(Rows, Protocol):
+    schema: ImageSchema
+
+
+def architecture(schema: ImageSchema, recipe: GeneratorRecipe) -> Architecture:
+    if schema.kind != "image" or not all(8 <= side <= 64 for side in (schema.height, schema.width)):
+        raise Failure(Fault.SCHEMA_MISMATCH)
+    return {"dcgan": DCGAN, "dense": Dense}[recipe.network](
+        height=schema.height,
+        width=schema.width,
+        channels=schema.channels,
+        classes=len(schema.classes),
+        features=recipe.features,
+        latent=recipe.latent,
+    )
+
+
+class Learner:
+    """The generator, its optimizer and its running average. It sees noised releases and no records."""
+
+    def __init__(
+        self, schema: ImageSchema, recipe: GeneratorRecipe, *, steps: int, rng: Rng, device: str
+    ) -> None:
+        self.shape, self.recipe, self.steps, self.device = architecture(schema, recipe), recipe, steps, device
+        self.taken = 0
+        # What is made up has no secret to keep: a quick source, started by the secure one, will do.
+        self.source = torch.Generator().manual_seed(int(rng.words(1)[0]) >> 1)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(rng.words(1)[0]) >> 1)
+            network = self.shape.network()
+        self.generator = (BatchNormed(network) if isinstance(self.shape, Dense) else network).to(device)
+        self.average = deepcopy(self.generator)
+        self.parameters = list(self.generator.parameters())
+        self.optimizer = torch.optim.Adam(self.parameters, lr=recipe.rate, betas=recipe.betas, fused=True)
+        start_state(self.optimizer)
+
+    def normals(self, *size: int) -> Tensor:
+        return torch.randn(*size, generator=self.source).to(self.device)
+
+    def made(self, labels: Tensor) -> Tensor:
+        return self.generator(self.normals(len(labels), self.shape.latent), labels.to(self.device))
+
+    def follow(self, made: Tensor, gradient: Tensor) -> None:
+        """One step down a gradient that is given at something made of its images."""
+        moves = torch.autograd.grad(made, self.parameters, gradient)
+        for parameter, move in zip(self.parameters, moves, strict=True):
+            parameter.grad = move
+        left = (1 + math.cos(math.pi * self.taken / self.steps)) / 2
+        self.optimizer.param_groups[0]["lr"] = self.recipe.rate * max(left, 0.01)
+        self.optimizer.step()
+        self.taken += 1
+        # Slow averages start quick: the first generators are not worth remembering.
+        share = 1 - min(self.recipe.average_decay or 0.0, (1 + self.taken) / (10 + self.taken))
+        with torch.no_grad():
+            for mean, value in zip(numbers(self.average), numbers(self.generator), strict=True):
+                mean.lerp_(value, share)
+
+    def synthesizer(self) -> ImageSynthesizer:
+        network = self.average if self.recipe.average_decay is not None else self.generator
+        # A function of noised releases, so that it may be known.
+        if not all(value.isfinite().all() for value in numbers(network)):
+            raise Failure(Fault.DIVERGED)
+        made = network.folded() if isinstance(network, BatchNormed) else deepcopy(network).cpu()
+        return ImageSynthesizer(self.shape, made)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that changes while it learns, but for its randomness and the number of steps it took."""
+        found = {
+            f"{name}.{key}": value
+            for name in ("generator", "average")
+            for key, value in getattr(self, name).state_dict().items()
+        }
+        for index, parameter in enumerate(self.parameters):
+            for key, value in self.optimizer.state[parameter].items():
+                found[f"optimizer.{index}.{key}"] = value
+        return found
+
+
+class SWDTraining:
+    """Algorithm 1 of the paper in the loop of a generator.
+
+    Guarantee: each step releases noisy projections of a batch of fixed size, drawn without replacement, whose
+    rows are clipped one by one; see docs/guarantees.md#swd. The generator is computed from these releases and
+    from randomness. They are used in ascending order only, so that the order of a batch has no meaning.
+    """
+
+    def __init__(
+        self,
+        plan: SWDPlan,
+        records: ImageRows,
+        *,
+        rng: Rng,
+        recipe: SWDRecipe | None = None,
+        device: str | None = None,
+    ) -> None:
+        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.plan, self.records, self.rng = plan, records, rng
+        self.recipe = recipe = recipe or plan.recipe or SWDRecipe.for_device(self.device)
+        schema = records.schema
+        self.learner = Learner(schema, recipe, steps=plan.known_steps, rng=rng, device=self.device)
+        self.classes = len(schema.classes)
+        self.pixels = Pixels(schema.channels, schema.height, schema.width, plan.frequencies)
+        if plan.dim != self.pixels.size + self.classes:
+            raise Failure(Fault.SCHEMA_MISMATCH)
+        self.seen: dict[str, float] = {}
+
+        steps, stddev = plan.known_steps, plan.noise_stddev
+        self.sampling = WithoutReplacement(batch=plan.batch, population=plan.records, steps=steps)
+        self.noise = GaussianNoise(stddev=stddev, size=plan.directions * plan.batch, steps=steps)
+        self.row_bound = inner_row_bound(plan, self.noise)
+        event = self.sampling.event(
+            geometry=plan.geometry,
+            directions=plan.directions,
+            dim=plan.dim,
+            row_bound=plan.row_bound,
+            noise_stddev=self.noise.stddev,
+        )
+        if event != plan.event():
+            raise Failure(Fault.ACCOUNTING_MISMATCH)
+        self.draws = self.sampling.batches(records, rng)
+        self.releases = self.noise.releases(rng)
+
+    def steps(self) -> Iterator[Progress]:
+        for batch in self.draws:
+            self.learn(*self.released(batch))
+            yield Progress(self.draws.drawn, self.plan.known_steps)
+
+    def released(self, batch: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Fresh directions, and what is known of the batch: its noisy projections on them, in order."""
+        plan = self.plan
+        along = directions(plan.geometry, plan.directions, plan.dim, self.rng).to(self.device)
+        projected = along @ self.rows(batch).T
+        noisy = self.releases.release(projected.flatten()).view(plan.directions, plan.batch)
+        return along, ordered(noisy.float())
+
+    def rows(self, batch: np.ndarray) -> Tensor:
+        there = batch != BLANK
+        images, labels = self.records.take(batch[there])
+        # A label outside the declared classes must not stop the training: stopping would tell of it.
+        labels = labels.to(self.device).clamp(0, self.classes - 1)
+        rows = self.labelled(images.to(self.device), labels)
+        return private_rows(rows, there, bound=self.row_bound)
+
+    def labelled(self, images: Tensor, labels: Tensor) -> Tensor:
+        return labelled(self.pixels.of(images), labels, classes=self.classes, weight=self.plan.label_weight)
+
+    def learn(self, along: Tensor, quantiles: Tensor) -> None:
+        """Post-processing: made images get the same clipping and the same noise before they are compared."""
+        labels = torch.randint(self.classes, (self.plan.batch,), generator=self.learner.source)
+        labels = labels.to(self.device)
+        rows = clipped(self.labelled(self.learner.made(labels), labels), self.plan.row_bound)
+        values = (along @ rows.detach().T).repeat(1, self.recipe.noises)
+        values += self.plan.noise_stddev * self.learner.normals(*values.shape)
+        distance, gradient = sliced(values, spread(quantiles, self.recipe.noises))
+        self.seen = {"distance": distance}
+        gradient = gradient.view(len(along), self.recipe.noises, -1).sum(1)
+        self.learner.follow(rows, gradient.T @ along)
+
+    def checkpoint(self) -> dict[str, Tensor]:
+        return kept({"step": torch.tensor(self.draws.drawn), **self.learner.tensors()})
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Goes on where the checkpoint was taken, with fresh randomness under the same charge."""
+        fill(self.learner.tensors(), tensors)
+        self.learner.taken = step = int(tensors["step"])
+        self.draws = self.sampling.batches(self.records, self.rng, drawn=step)
+        self.releases = self.noise.releases(self.rng, made=step)
+
+    def diagnostics(self) -> dict[str, float]:
+        return {name: value for name, value in self.seen.items() if math.isfinite(value)}
+
+    def synthesizer(self) -> ImageSynthesizer:
+        if not self.draws.drawn == self.releases.made == self.plan.known_steps:
+            raise Failure(Fault.ACCOUNTING_MISMATCH)
+        return self.learner.synthesizer()
+
+
+def inner_row_bound(plan: SWDPlan, noise: GaussianNoise) -> float:
+    """The norm to clip rows to, so that rounding projections to the grid of the noise stays within the cost.
+
+    Rounding moves a difference of two rows by less than the grid in each of k projections, at most
+    grid * sqrt(k) together; rows shorter by grid * sqrt(dim) / 2 each give that back, as a projection on k
+    directions has sqrt(k / dim) of a row's length: surely on orthonormal ones, and in the mean that the cost
+    is made of on independent ones. docs/guarantees.md#swd
+    """
+    inner = plan.row_bound - noise.grid * math.sqrt(plan.dim) / 2
+    if inner <= plan.row_bound / 2:
+        raise ValueError("the noise is too coarse for rows of this length: raise the row bound")
+    return inner
+
+
+def kept(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+
+
+def fill(parts: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    missing = set(parts) - set(tensors)
+    if missing:
+        raise ValueError(f"the checkpoint lacks {len(missing)} tensors")
+    with torch.no_grad():
+        for name, value in parts.items():
+            value.copy_(tensors[name])
