@@ -35,7 +35,7 @@ EXIT_CODES = (
 
 
 def config_file() -> Path:
-    return Path(typer.get_app_dir("sluice")) / "login.json"
+    return Path(os.environ.get("SLUICE_HOME") or typer.get_app_dir("sluice")) / "login.json"
 
 
 def save(url: str, key: str) -> Path:
@@ -101,6 +101,8 @@ def facts(*rows: tuple[str, ...]) -> None:
     from rich.table import Table
 
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for _ in rows[0]:
+        table.add_column(overflow="fold")  # a digest that is cut short is none
     for row in rows:
         table.add_row(*row)
     output().print(table)

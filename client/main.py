@@ -53,11 +53,16 @@ def init(data: DataOption = Path(".sluice")) -> None:
 
 
 @app.command()
-def demo(port: PortOption = 8000) -> None:
-    """Bring everything up in a fresh directory, show that each part works, and stop."""
-    from client import run
+def demo(
+    port: PortOption = 8000,
+    epsilon: Annotated[float, typer.Option(min=0.01, help="What the training may cost.")] = 10.0,
+    images: Annotated[int, typer.Option(min=100, max=1_000_000, help="How many digits are drawn.")] = 20_000,
+    keep: Annotated[Path | None, typer.Option(help="Keep all of it in this new directory.")] = None,
+) -> None:
+    """From nothing to a verified release: data, budget, training, review, signature, download; in minutes."""
+    from client.demo import Settings, run
 
-    run.demo(port)
+    run(Settings(images=images, epsilon=epsilon), port=port, keep=keep)
 
 
 @app.command()

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from worker.synthesizers.image import ImageSynthesizer
 
 _ATTEMPTS = 6
-_BLOCK = 1 << 18
 _PATIENCE = httpx.Timeout(60, connect=10)
 _NAME = re.compile(r"[A-Za-z0-9_-][\w.-]*(/[A-Za-z0-9_-][\w.-]*)*", re.ASCII)
 
@@ -179,17 +178,19 @@ def _fetch(
         place.parent.mkdir(parents=True, exist_ok=True)
         if not resume:
             part.unlink(missing_ok=True)
-        url = file["url"]
-        for attempt in range(_ATTEMPTS):
-            if attempt:
-                pause(0.5 * 2 ** (attempt - 1))
-                [fresh] = release.service.downloads(release.view["id"], [file["path"]])  # type: ignore[union-attr]
-                url = fresh["url"]
+        url, failures = file["url"], 0
+        while failures < _ATTEMPTS:
+            before = _size(part)
             if _receive(store, url, part, file["size"], tell):
                 if _sha256(part) == file["sha256"]:
                     part.replace(place)
                     return
                 part.unlink()
+            # A line that is cut again and again still gets there, as long as each time something arrives.
+            failures = 0 if _size(part) > before else failures + 1
+            pause(0.5 * 2**failures)
+            [fresh] = release.service.downloads(release.view["id"], [file["path"]])  # type: ignore[union-attr]
+            url = fresh["url"]
     except OSError as problem:
         raise CannotRun(f"{place} cannot be written ({problem.strerror}): name another directory") from None
     raise CannotRun(
@@ -199,7 +200,7 @@ def _fetch(
 
 def _receive(store: httpx.Client, url: str, part: Path, size: int, tell: Callable[[int], None]) -> bool:
     """Adds to a part what it lacks; says whether all is there."""
-    begun = part.stat().st_size if part.exists() else 0
+    begun = _size(part)
     if begun > size:
         part.unlink()
         begun = 0
@@ -212,14 +213,18 @@ def _receive(store: httpx.Client, url: str, part: Path, size: int, tell: Callabl
                 return False
             going_on = answer.headers.get("Content-Range", "").startswith(f"bytes {begun}-")
             with part.open("ab" if begun and going_on else "wb") as out:
-                for block in answer.iter_raw(_BLOCK):
+                for block in answer.iter_raw():  # as it comes: a cut loses nothing that arrived
                     out.write(block)
                     tell(out.tell())
                     if out.tell() > size:
                         break
     except httpx.TransportError:
         return False
-    return part.stat().st_size == size
+    return _size(part) == size
+
+
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
 
 
 def _sha256(path: Path) -> str:

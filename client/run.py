@@ -1,7 +1,6 @@
-"""`sluice up`, `init` and `demo`: the local stack as a person sees it."""
+"""`sluice up` and `init`: the local stack as a person sees it."""
 
 import signal
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,26 +53,6 @@ def init(data: Path) -> None:
             stack.stop()
     _show_first_key(stack)
     console.print(f"{stack.data} is ready: sluice up --data {data}")
-
-
-def demo(port: int) -> None:
-    with tempfile.TemporaryDirectory(prefix="sluice-demo-") as directory:
-        stack = Stack(Path(directory), port=port)
-        with _stopped_by_signals(stack):
-            try:
-                with console.status("starting PostgreSQL, Valkey, SeaweedFS, the service and its workers"):
-                    stack.start()
-                _show(stack)
-                console.print(f"ready in {stack.timings['all ready']:.1f} s ({_timings(stack)})")
-            except KeyboardInterrupt:
-                console.print("interrupted")
-            finally:
-                stack.stop()
-        console.print(f"stopped in {stack.timings['all stopped']:.1f} s; nothing is left behind")
-    console.print(
-        "Not shown yet: publishing a release, which is being built.\n"
-        "What works: sluice up, then datasets, quotes, training jobs and the ledger, as the README shows."
-    )
 
 
 def _show_first_key(stack: Stack) -> None:

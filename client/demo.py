@@ -1,0 +1,243 @@
+"""`sluice demo`: from an empty directory to a release that an analyst verified, as it goes in production.
+
+Two curators, an analyst, a dataset that the program drew itself, a training within a budget, four eyes, a
+signature, a download; then a classifier that saw synthetic images only is asked about freshly drawn ones.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+from client.api import Json, Sluice
+from client.connection import bar, output
+from client.drawn import SIZE, draw
+from client.jobs import BEST, GOOD, default_plan, follow, readings, show_quote
+from client.local.stack import Stack
+from client.problems import CannotRun
+from client.release import Release
+from client.releases import show_one as show_release
+from client.upload import upload
+from client.verify import show as show_verified
+
+DELTA = 1e-5
+DIGITS = [str(digit) for digit in range(10)]
+SEEDS = {"private": 1, "fresh": 2}  # what is drawn is the demo's; the noise of the training has no seed
+FRESH = 2_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How much of everything; the tests take little."""
+
+    images: int = 20_000
+    epsilon: float = 10.0
+    samples: int = 10_000
+    method: str = BEST
+    options: Json = field(default_factory=lambda: GOOD[BEST])
+
+
+class Demo:
+    """The stages, in order. Everything is under one directory; without `keep` only the release stays."""
+
+    def __init__(self, settings: Settings, *, port: int = 8000, keep: Path | None = None) -> None:
+        self.settings, self.say = settings, output().print
+        self.directory = keep or Path(tempfile.mkdtemp(prefix="sluice-demo-"))
+        self.kept = keep is not None
+        self.began, self.times = time.monotonic(), {}
+        if (self.directory / "release").exists():
+            raise CannotRun(f"{self.directory} holds a demo already: name another directory with --keep")
+        # The people of the demo keep their keys here, not where you keep yours.
+        self.home = os.environ.get("SLUICE_HOME")
+        os.environ["SLUICE_HOME"] = str(self.directory / "home")
+        self.stack = Stack(self.directory / "data", port=port)
+        self.clients = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clients.close()
+        self.stack.stop()
+        os.environ.pop("SLUICE_HOME")
+        if self.home is not None:
+            os.environ["SLUICE_HOME"] = self.home
+        if not self.kept:
+            for name in ("data", "home"):
+                shutil.rmtree(self.directory / name, ignore_errors=True)
+            with suppress(OSError):  # only if nothing came of it
+                self.directory.rmdir()
+
+    @contextmanager
+    def stage(self, title: str) -> Iterator[None]:
+        began = time.monotonic()
+        self.say(f"\n{len(self.times) + 1}. {title}")
+        yield
+        self.times[title] = time.monotonic() - began
+        self.say(f"   {self.times[title]:.1f} s")
+
+    def start(self) -> None:
+        with self.stage("PostgreSQL, Valkey, SeaweedFS, the service and its workers start on this machine"):
+            self.stack.start()
+            self.admin = self.client(self.stack.first_key or "")
+            self.curator, self.second = self.person("carla", "curator"), self.person("dora", "curator")
+            self.analyst = self.person("anna", "analyst")
+
+    def client(self, key: str) -> Sluice:
+        return self.clients.enter_context(Sluice(self.stack.url, key))
+
+    def person(self, name: str, role: str) -> Sluice:
+        added = self.admin.add_person(name=name, role=role)
+        return self.client(self.admin.add_key(added["id"], label="demo", days=1)["key"])
+
+    def register(self) -> None:
+        import numpy as np
+
+        count, epsilon = self.settings.images, self.settings.epsilon
+        with self.stage(f"Carla draws {count:,} digits, declares them with a budget, uploads and seals them"):
+            file = self.directory / "digits.npz"
+            images, labels = draw(count, seed=SEEDS["private"])
+            np.savez_compressed(file, x=images, y=labels)
+            schema = {"kind": "image", "height": SIZE, "width": SIZE, "channels": 1, "classes": DIGITS}
+            body = {
+                "name": "drawn digits", "schema": schema, "nominal_size": count, "relation": "add_remove",
+                "budget": {"epsilon": 2 * epsilon, "delta": DELTA},
+            }  # fmt: skip
+            made = self.curator.register(body)
+            upload(self.curator, made["id"], file)
+            file.unlink()
+            self.dataset = self.curator.checked(made["id"])
+            if self.dataset["state"] != "ready":
+                raise CannotRun(f"the dataset was {self.dataset['state']}: {self.dataset['fault']}")
+
+    def train(self) -> None:
+        with self.stage(f"She asks what a training within epsilon {self.settings.epsilon:g} would cost"):
+            plan = default_plan(self.settings.method, self.dataset, self.settings.options)
+            target = {"epsilon": self.settings.epsilon}
+            quote = self.curator.quote(self.dataset["id"], plan, target=target)
+            show_quote(quote)
+        with self.stage("The budget is charged; then the private side opens the records and trains"):
+            job = self.curator.start_job(self.dataset["id"], plan, target=target)
+            follow(self.curator.watch(job["id"]))
+            self.job = self.curator.job(job["id"])
+            if self.job["state"] != "trained":
+                raise CannotRun(f"the training ended as {self.job['state']}: {self.job['fault']}")
+        self.trained_in = list(self.times.values())[-1]
+
+    def release(self) -> None:
+        with self.stage(f"The public side draws {self.settings.samples:,} samples and builds the bundle"):
+            body = {
+                "job": self.job["id"], "name": "synthetic digits", "count": self.settings.samples,
+                "audience": "everyone", "formats": ["parquet", "npz"],
+            }  # fmt: skip
+            made = self.curator.create_release(body)
+            with bar("samples") as update:
+                built = self.curator.built(
+                    made["id"],
+                    lambda one: update(one["state"], one["progress"]["done"], one["progress"]["count"]),
+                )
+            if built["state"] != "in_review":
+                raise CannotRun(f"the bundle is {built['state']}: {built['fault']}")
+        with self.stage("Dora looks at it and approves that digest; Carla publishes; it is signed"):
+            self.second.preview(built["id"])
+            self.second.approve(built["id"], built["digest"], "looks like digits, and like nobody's")
+            self.curator.publish(built["id"])
+            self.released = self.curator.published(built["id"])
+            show_release(self.released)
+            if self.released["state"] != "published":
+                raise CannotRun(f"the release is {self.released['state']}: {self.released['fault']}")
+
+    def analyse(self) -> None:
+        with self.stage("Anna finds it in the catalogue, downloads it and verifies every byte"):
+            self.found: Release = self.analyst.release("synthetic digits")
+            self.found.download(self.directory / "release")
+            self.verified = self.found.verify()
+            show_verified(self.verified)
+            self.preview = self.directory / "release/preview.png"
+        with self.stage("She trains a classifier on it and asks it about digits drawn just now"):
+            self.accuracy = accuracy(self.found)
+
+    def conclude(self) -> None:
+        from rich.table import Table
+
+        table = Table(show_header=False)
+        stated, total = self.verified["epsilon"], time.monotonic() - self.began
+        for row in (
+            ("epsilon", readings(stated)),
+            ("delta, relation", f"{self.verified['delta']:g}, {self.verified['relation'].replace('_', '-')}"),
+            ("accuracy on real digits", f"{self.accuracy:.1%}, trained on synthetic ones alone"),
+            ("time", f"{total:.0f} s in all, {self.trained_in:.0f} s of it training"),
+            ("preview", str(self.preview)),
+            ("release", str(self.directory / "release")),
+        ):
+            table.add_row(*row)
+        self.say(table)
+        shown = f"sluice up --data {self.directory / 'data'}" if self.kept else "sluice up"
+        self.say(f"{shown} runs a service to keep; it describes its API at {self.stack.url}/docs")
+
+
+def accuracy(release: Release) -> float:
+    """How many of some freshly drawn digits a small network knows that saw synthetic ones only."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 16, 5, stride=2), nn.ReLU(), nn.Conv2d(16, 32, 5, stride=2), nn.ReLU(), nn.Flatten(),
+        nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, len(DIGITS)),
+    )  # fmt: skip
+    x, y = release.load("torch").tensors
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    for _ in range(5):
+        for batch in torch.randperm(len(x)).split(100):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+            optimizer.step()
+    images, labels = draw(FRESH, seed=SEEDS["fresh"])
+    with torch.inference_mode():
+        told = model(torch.from_numpy(images)[:, None].float() / 255).argmax(1)
+    return float((told == torch.from_numpy(labels)).float().mean())
+
+
+def run(settings: Settings, *, port: int, keep: Path | None) -> None:
+    with _interruptible(), Demo(settings, port=port, keep=keep) as demo:
+        for stage in (demo.start, demo.register, demo.train, demo.release, demo.analyse):
+            stage()
+        demo.conclude()
+        _open(demo.preview)
+
+
+def _open(picture: Path) -> None:
+    """With what this desktop opens pictures with, where there is one."""
+    viewer = {"darwin": "open", "win32": None}.get(sys.platform, "xdg-open")
+    there = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if viewer and there and shutil.which(viewer) and sys.stdout.isatty():
+        subprocess.Popen([viewer, str(picture)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """The first signal ends the demo, which then stops everything in order; further ones do not hurry it."""
+
+    def ask(_signal: int, _frame: FrameType | None) -> None:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before: dict[Any, Any] = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        before[number] = signal.signal(number, ask)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
