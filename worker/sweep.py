@@ -5,7 +5,9 @@ Keeps the ledger level with its witness, rings again for work nobody answered to
 
 import signal
 import threading
+import uuid
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from types import FrameType
 
 import redis
@@ -22,7 +24,7 @@ from core.queue import bell, ring
 from core.settings import SweepSettings
 from core.stores import s3
 from core.stores.witness import WitnessShelf
-from core.tables import Dataset, Job, Release
+from core.tables import Dataset, Job, Release, Revocations
 from core.witness import Shelf, compare
 from worker import life
 from worker.claims import MOST_ATTEMPTS
@@ -47,11 +49,16 @@ def waiting(session: Session) -> list[tuple[str, object]]:
 
 
 def unpublished(session: Session) -> list[tuple[str, object]]:
-    """(task, id) of releases that wait for the publisher, or were left by one whose lease ran out."""
+    """(task, id) of what waits for the publisher, or was left by one whose lease ran out."""
     free = or_(Release.lease_until.is_(None), Release.lease_until < func.now())
     due = Release.state.in_(("building", "publishing", "withdrawing"))
     found = select(Release.id).where(due, free).order_by(Release.created_at).limit(100)
-    return [("publish.run", id) for id in session.scalars(found)]
+    rings: list[tuple[str, object]] = [("publish.run", id) for id in session.scalars(found)]
+    # A list of withdrawn releases says when it was signed: a fresh one cannot be held back unnoticed.
+    newest = session.scalars(select(func.max(Revocations.at))).one()
+    if newest is not None and newest < datetime.now(UTC) - timedelta(days=1):
+        rings.append(("publish.revocations", uuid.UUID(int=0)))
+    return rings
 
 
 def ring_again(

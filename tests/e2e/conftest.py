@@ -1,8 +1,11 @@
 """Starts `sluice up` for a test, and sees that it ends."""
 
+import re
+
 import pytest
 
 from client.local.child import port_is_free
+from tests.e2e.curating import Site
 from tests.e2e.driving import Up
 
 
@@ -21,3 +24,13 @@ def start(tmp_path):
             up.stop()
         assert port_is_free(up.port)
         up.process.stdout.close()
+
+
+@pytest.fixture
+def site(start):
+    up = start()
+    line = up.expect("key of the first admin")
+    up.expect("Ctrl-C stops")
+    site = Site(up, re.search(r"sl_[\w-]{43}", line)[0])
+    yield site
+    site.http.close()
