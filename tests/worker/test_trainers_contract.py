@@ -12,6 +12,7 @@ from core.faults import Failure, Fault
 from core.schema import ImageSchema
 from privacy.plans.base import Clipping, Plan
 from privacy.plans.dpgan import DPGANPlan, DPGANRecipe
+from privacy.plans.gswgan import GSWGANPlan, GSWGANRecipe
 from privacy.plans.sinkhorn import SinkhornPlan, SinkhornRecipe
 from privacy.plans.swd import OneShotRecipe, SWDOneShotPlan, SWDPlan, SWDRecipe
 from tests.fakes import ImageRows
@@ -38,6 +39,16 @@ PLANS: dict[str, Callable[[int], Plan]] = {
         sampling_prob=0.1,
         expected_batch=5.0,
         recipe=DPGANRecipe(discriminator_features=16, generator_features=16, latent=4),
+    ),
+    "gswgan": lambda steps: GSWGANPlan(
+        steps=steps,
+        noise_multiplier=1.0,
+        parts=8,
+        panel=8,
+        images=5,
+        recipe=GSWGANRecipe(
+            frequencies=4, discriminator_features=4, generator_features=8, latent=4, first_steps=2, part_batch=4
+        ),
     ),
     "sinkhorn": lambda steps: SinkhornPlan(
         steps=steps // 2,

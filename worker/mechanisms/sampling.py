@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 from core.faults import Failure, Fault
-from privacy.events import Gaussian, Geometry, PoissonGaussian, Query, SlicedProjection
+from privacy.events import Gaussian, Geometry, PoissonGaussian, Query, Rotation, SlicedProjection
 from worker.mechanisms.noise import Rng
 
 # Records looked at in one go, so that ten million of them need no more memory than one million.
@@ -143,6 +144,70 @@ class EveryRecord:
     def event(self, *, query: Query, bound: float, noise_stddev: float, rows: int = 1) -> Gaussian:
         """What a Gaussian release of all records costs."""
         return Gaussian(query=query, bound=bound, rows=rows, noise_stddev=noise_stddev, steps=self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartRotation:
+    """Disjoint parts of the records, `panel` of them in a step, in a fixed public order that starts over.
+
+    A step draws `batch` rows of each of its parts, with replacement: panel, batch as indices. A part without
+    records gives blank rows (index -1).
+
+    Guarantee: the part of a record is AES of its index under `key`, modulo `parts`: every record is in one
+    of them, and who else is in the data has no say in which. A step has rows of its panel's parts alone.
+    """
+
+    parts: int
+    panel: int
+    batch: int
+    steps: int
+    key: bytes = field(repr=False)
+
+    @property
+    def panels(self) -> int:
+        return self.parts // self.panel
+
+    def turn(self, step: int) -> range:
+        """The parts that answer in a step, counted from 0."""
+        first = step % self.panels * self.panel
+        return range(first, first + self.panel)
+
+    def part_of(self, population: int) -> np.ndarray:
+        stream = Cipher(algorithms.AES(self.key), modes.CTR(bytes(16))).encryptor()
+        blocks = [stream.update(bytes(16 * len(some))) for some in chunks(population)]
+        words = np.frombuffer(b"".join(blocks), dtype=np.uint64)[::2]
+        return (words % np.uint64(self.parts)).astype(np.int64)
+
+    def batches(self, records: Rows, rng: Rng, *, drawn: int = 0) -> Draws:
+        """Counts its draws; `drawn` of them were made before, by an attempt this one continues."""
+        part_of = self.part_of(len(records))
+        members = np.argsort(part_of, kind="stable")
+        starts = np.searchsorted(part_of[members], np.arange(self.parts + 1))
+        draws = Draws(self.steps, lambda: self.draw(members, starts, draws.drawn - 1, rng), drawn)
+        return draws
+
+    def draw(self, members: np.ndarray, starts: np.ndarray, step: int, rng: Rng) -> np.ndarray:
+        turn = self.turn(step)
+        first, sizes = starts[turn], starts[1:][turn] - starts[turn]
+        words = rng.words(self.panel * self.batch).reshape(self.panel, self.batch)
+        places = first[:, None] + (words % np.maximum(sizes, 1).astype(np.uint64)[:, None]).astype(np.int64)
+        blank = np.append(members, BLANK)
+        return np.where(sizes[:, None] > 0, blank[np.minimum(places, len(members))], BLANK)
+
+    def event(self, *, query: Query, bound: float, noise_stddev: float, rows: int = 1) -> Rotation:
+        """What noisy answers of these panels cost."""
+        return Rotation(
+            query=query,
+            bound=bound,
+            rows=rows,
+            noise_stddev=noise_stddev,
+            steps=self.steps,
+            parts=self.panels,
+        )
+
+
+def chunks(count: int) -> Iterator[range]:
+    return (range(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK))
 
 
 def uniform(count: int, below: int, rng: Rng) -> np.ndarray:

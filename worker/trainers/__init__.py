@@ -20,6 +20,7 @@ from torch import Tensor
 
 from worker.synthesizers.image import ImageSynthesizer
 from worker.trainers.dpgan import DPGANTraining
+from worker.trainers.gswgan import GSWGANTraining
 from worker.trainers.progress import Progress
 from worker.trainers.sinkhorn import SinkhornTraining
 from worker.trainers.swd import SWDTraining
@@ -46,6 +47,7 @@ class Training(Protocol):
 
 TRAINERS = {
     "dpgan": DPGANTraining,
+    "gswgan": GSWGANTraining,
     "sinkhorn": SinkhornTraining,
     "swd": SWDTraining,
     "swd_one_shot": SWDOneShotTraining,

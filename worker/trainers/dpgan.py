@@ -19,7 +19,7 @@ from worker.mechanisms.sampling import PoissonSampling, Rows, uniform
 from worker.synthesizers.dcgan import DCGAN
 from worker.synthesizers.dense import Dense
 from worker.synthesizers.image import ImageSynthesizer
-from worker.trainers.networks import BatchNormed, DenseDiscriminator, Discriminator
+from worker.trainers.networks import BatchNormed, DenseDiscriminator, Discriminator, numbers, start_state
 from worker.trainers.progress import Progress
 
 LADDER = [digit * 10**power for power in range(5) for digit in (1, 2, 5)]
@@ -256,19 +256,3 @@ class DPGANTraining:
             raise Failure(Fault.DIVERGED)
         made = network.folded() if isinstance(network, BatchNormed) else deepcopy(network).cpu()
         return ImageSynthesizer(self.shape, made)
-
-
-def numbers(module: nn.Module) -> list[Tensor]:
-    """Weights, and the statistics of batch norms where there are any."""
-    return [value for value in module.state_dict().values() if value.is_floating_point()]
-
-
-def start_state(optimizer: torch.optim.Adam) -> None:
-    """Gives Adam the state it would make at its first step, so that any checkpoint has the same tensors."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }

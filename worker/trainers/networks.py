@@ -132,3 +132,19 @@ class BatchNormed(nn.Module):
 
 def area(size: Size) -> int:
     return size[0] * size[1]
+
+
+def numbers(module: nn.Module) -> list[Tensor]:
+    """Weights, and the statistics of batch norms where there are any."""
+    return [value for value in module.state_dict().values() if value.is_floating_point()]
+
+
+def start_state(optimizer: torch.optim.Adam) -> None:
+    """Gives Adam the state it would make at its first step, so that any checkpoint has the same tensors."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }

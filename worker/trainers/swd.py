@@ -180,16 +180,19 @@ class SWDTraining:
         return labelled(self.pixels.of(images), labels, classes=self.classes, weight=self.plan.label_weight)
 
     def learn(self, along: Tensor, quantiles: Tensor) -> None:
-        """Post-processing: made images get the same clipping and the same noise before they are compared."""
+        """A step of the generator: post-processing of the release."""
         labels = torch.randint(self.classes, (self.plan.batch,), generator=self.learner.source)
         labels = labels.to(self.device)
         rows = clipped(self.labelled(self.learner.made(labels), labels), self.plan.row_bound)
-        values = (along @ rows.detach().T).repeat(1, self.recipe.noises)
+        self.learner.follow(rows, self.pull(rows.detach(), along, quantiles))
+
+    def pull(self, rows: Tensor, along: Tensor, quantiles: Tensor) -> Tensor:
+        """The gradient at made rows, compared with the release under the same noise, several times over."""
+        values = (along @ rows.T).repeat(1, self.recipe.noises)
         values += self.plan.noise_stddev * self.learner.normals(*values.shape)
         distance, gradient = sliced(values, spread(quantiles, self.recipe.noises))
         self.seen = {"distance": distance}
-        gradient = gradient.view(len(along), self.recipe.noises, -1).sum(1)
-        self.learner.follow(rows, gradient.T @ along)
+        return gradient.view(len(along), self.recipe.noises, -1).sum(1).T @ along
 
     def checkpoint(self) -> dict[str, Tensor]:
         return kept({"step": torch.tensor(self.draws.drawn), **self.learner.tensors()})
