@@ -1,0 +1,116 @@
+"""What a step of DP-SWD costs at the paper's setting: batch 100, 1000 directions, digits with their labels.
+
+    python -m bench.steps_swd --json
+
+Beside it the plain way: columns sorted by torch on both sides, and the gradient by differentiating through
+the sort. Both draw directions and noise alike and clip the same records; what differs is what follows. One
+thread, in CPU seconds, in turns; the ratio is the median over rounds of the ratio within a round. `step` is a
+whole step of the trainer, generator and all. Peak memory is taken in a forked child for each.
+"""
+
+import argparse
+import json
+import statistics
+
+import torch
+from torch import Tensor
+
+from bench.steps import Step, peak_bytes, seconds
+from core.schema import ImageSchema
+from privacy.plans.swd import SWDPlan, SWDRecipe
+from tests.fakes import ImageRows
+from worker.mechanisms.noise import SecureRng
+from worker.mechanisms.projections import directions
+from worker.trainers.swd import SWDTraining
+
+WAYS = ("plain", "ours", "step")
+
+
+class Digits(ImageRows):
+    schema = ImageSchema(height=28, width=28, channels=1, classes=tuple("0123456789"))
+
+
+def training(batch: int, count: int) -> SWDTraining:
+    plan = SWDPlan(
+        steps=10**6, noise_multiplier=0.66, records=1000, batch=batch, directions=count, dim=28 * 28 + 10,
+        recipe=SWDRecipe.preset("paper"),
+    )  # fmt: skip
+    return SWDTraining(plan, Digits.random(1000, (1, 28, 28), 10), rng=SecureRng(), device="cpu")
+
+
+def made_rows(run: SWDTraining) -> Tensor:
+    return torch.nn.functional.normalize(torch.rand(run.plan.batch, run.plan.dim), dim=1) / 2
+
+
+def plain(run: SWDTraining) -> Step:
+    made, plan = made_rows(run).requires_grad_(), run.plan
+
+    def step() -> None:
+        along = directions(plan.geometry, plan.directions, plan.dim, run.rng)
+        projected = run.rows(run.draws.draw()) @ along.T
+        noisy = run.releases.release(projected.flatten()).view_as(projected).float()
+        values = made @ along.T
+        values = values + plan.noise_stddev * run.learner.normals(*values.shape)
+        loss = (values.sort(0).values - noisy.sort(0).values).square().mean()
+        torch.autograd.grad(loss, made)
+
+    return step
+
+
+def ours(run: SWDTraining) -> Step:
+    made = made_rows(run)
+
+    def step() -> None:
+        run.pull(made, *run.released(run.draws.draw()))
+
+    return step
+
+
+def whole(run: SWDTraining) -> Step:
+    steps = run.steps()
+    return lambda: next(steps) and None
+
+
+MAKERS = {"plain": plain, "ours": ours, "step": whole}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--batch", type=int, default=100)
+    parser.add_argument("--directions", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+
+    # Children first: the parent is still small, and what it holds counts for none of them.
+    memory = {
+        name: peak_bytes(lambda _, name=name: MAKERS[name](training(asked.batch, asked.directions)), 1)
+        for name in WAYS
+    }
+    rounds = seconds(
+        {name: MAKERS[name](training(asked.batch, asked.directions)) for name in WAYS}, asked.rounds
+    )
+    typical = {name: statistics.median(times[name] for times in rounds) for name in WAYS}
+    ratio = statistics.median(times["ours"] / times["plain"] for times in rounds)
+    print(f"{'':8} {'CPU ms':>8} {'peak MB':>9}")
+    for name in WAYS:
+        print(f"{name:8} {1e3 * typical[name]:8.2f} {memory[name] / 1e6:9.0f}")
+    print(f"ours takes {ratio:.2f} of the plain way")
+    if asked.json:
+        result = {
+            "method": "swd",
+            "batch": asked.batch,
+            "directions": asked.directions,
+            "rounds": asked.rounds,
+            "vs_plain": round(ratio, 3),
+            "seconds": {name: round(value, 5) for name, value in typical.items()},
+            "peak_bytes": memory,
+        }
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
