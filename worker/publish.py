@@ -226,6 +226,9 @@ class Publisher:
                 with (directory / path).open("rb") as file:
                     hashes[path] = hashlib.file_digest(file, "sha256").hexdigest()
             small = {path: (directory / path).read_bytes() for path in (MANIFEST, PRIVACY, SUMS)}
+            # Before anything is signed: a statement about other bytes would be kept, and stand in the way.
+            if hashes[SUMS] != digest.hex() or small[SUMS] != attest.sums(hashes):
+                raise Failure(Fault.BUNDLE_ALTERED)
             self.point("refetched")
             with Session(self.engine, expire_on_commit=False) as session:
                 _paid(session, session.get_one(Job, row.job_id))
