@@ -1,6 +1,7 @@
 """DPGAN follows its paper, and records reach it through noised sums alone."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,11 +20,13 @@ from worker.synthesizers.architecture import UnfitSynthesizer
 from worker.synthesizers.dcgan import DCGAN, Generator
 from worker.synthesizers.dense import Dense
 from worker.synthesizers.image import ARCHITECTURE, WEIGHTS, ImageSynthesizer
-from worker.trainers.dpgan import LADDER, DPGANTraining, Pace, adversarial_loss
+from worker.trainers.dpgan import LADDER, DPGANTraining, Pace, adversarial_loss, labelled_loss
 from worker.trainers.networks import BatchNormed, DenseDiscriminator, Discriminator
 
 SMALL = DPGANRecipe(discriminator_features=16, generator_features=16, latent=4, physical_batch=8)
-DENSE = DPGANRecipe(**{**SMALL.to_dict(), "network": "dense"})
+DENSE = DPGANRecipe(
+    **{**SMALL.to_dict(), "network": "dense", "label_weight": 0.5, "discriminator_decay": 0.1}
+)
 
 
 class Rows(ImageRows):
@@ -144,10 +147,23 @@ def test_the_dense_discriminator_scores_by_label():
     x = (images.flatten(1) + 1) / 2
     for layer in scored.body:
         x = F.leaky_relu(x @ layer.weight.T + layer.bias, 0.2)
-    directions = scored.score.weight + scored.label.weight
+    logits = x @ scored.label.weight.T + scored.label.bias
+    alone = x @ scored.score.weight[0] + scored.score.bias
     for label in range(3):
-        expected = x @ directions[label] + scored.score.bias
-        assert torch.allclose(scored(images, torch.full((3,), label)), expected, atol=1e-5)
+        scores, found = scored.judged(images, torch.full((3,), label))
+        assert torch.allclose(scores, alone + logits[:, label], atol=1e-5)
+        assert torch.allclose(found, logits, atol=1e-5)
+
+
+def test_labels_are_taught_by_real_records_alone():
+    shape = Dense(height=8, width=8, channels=1, classes=3, features=16, latent=5)
+    scored = DenseDiscriminator(shape, 16)
+    images, labels = torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
+    real = torch.tensor([True, True, False, False])
+    logits = scored.judged(images, labels)[1]
+    told = -torch.log_softmax(logits, 1)[torch.arange(4), labels]
+    expected = adversarial_loss(scored, images, labels, real) + 0.5 * told * torch.tensor([1, 1, 0, 0])
+    assert torch.allclose(labelled_loss(0.5)(scored, images, labels, real), expected, atol=1e-6)
 
 
 # A step
@@ -169,7 +185,7 @@ def test_a_step_is_line_six_to_eight_of_the_algorithm(recipe):
     run.rng = before[1]
     fakes, fake_labels = run.made_up(10)
     rows = (torch.cat([images, fakes]), torch.cat([labels, fake_labels]), torch.arange(17) < 7)
-    each, _ = clip_rows(record_gradients(run.discriminator, adversarial_loss, rows), run.clip_norm)
+    each, _ = clip_rows(record_gradients(run.discriminator, run.loss, rows), run.clip_norm)
     noise = before[1].normals(run.noise.size)
     expected = (each.sum(0) + noise * 1.0) / 20
     assert torch.allclose(given[0], expected, atol=1e-6)
@@ -427,6 +443,8 @@ def test_recipes_read_back_as_they_were_written():
     [
         {"seed": 1},
         {"network": "transformer"},
+        {"label_weight": 1.0},  # for dense networks only
+        {"discriminator_decay": -1.0},
         {"discriminator_features": 15},
         {"generator_features": 8},
         {"latent": 0},

@@ -13,7 +13,7 @@ from core.faults import Failure, Fault
 from core.schema import ImageSchema
 from privacy.events import Query
 from privacy.plans.dpgan import DPGANPlan, DPGANRecipe
-from worker.mechanisms.clipping import Clipped, clipped_sum, like, validate
+from worker.mechanisms.clipping import Clipped, Loss, clipped_sum, like, validate
 from worker.mechanisms.noise import GaussianNoise, Rng
 from worker.mechanisms.sampling import PoissonSampling, Rows, uniform
 from worker.synthesizers.dcgan import DCGAN
@@ -78,6 +78,17 @@ def adversarial_loss(discriminator: nn.Module, images: Tensor, labels: Tensor, r
     return F.softplus(discriminator(images, labels) * torch.where(real, -1.0, 1.0))
 
 
+def labelled_loss(weight: float) -> Loss:
+    """The same, and for real records how badly their label was told: one loss for each record."""
+
+    def loss(discriminator: DenseDiscriminator, images: Tensor, labels: Tensor, real: Tensor) -> Tensor:
+        scores, logits = discriminator.judged(images, labels)
+        adversarial = F.softplus(scores * torch.where(real, -1.0, 1.0))
+        return adversarial + weight * real * F.cross_entropy(logits, labels, reduction="none")
+
+    return loss
+
+
 class DPGANTraining:
     """Algorithm 1 of the paper.
 
@@ -104,14 +115,20 @@ class DPGANTraining:
             discriminator, generator = pair(self.shape, recipe)
         self.discriminator, self.generator = discriminator.to(self.device), generator.to(self.device)
         self.average = deepcopy(self.generator)
-        self.discriminator_optimizer = torch.optim.Adam(
-            self.discriminator.parameters(), lr=recipe.discriminator_rate, betas=recipe.betas, fused=True
+        # Without weight decay AdamW is Adam.
+        self.discriminator_optimizer = torch.optim.AdamW(
+            self.discriminator.parameters(),
+            lr=recipe.discriminator_rate,
+            betas=recipe.betas,
+            weight_decay=recipe.discriminator_decay,
+            fused=True,
         )
         self.generator_optimizer = torch.optim.Adam(
             self.generator.parameters(), lr=recipe.generator_rate, betas=recipe.betas, fused=True
         )
         for optimizer in (self.discriminator_optimizer, self.generator_optimizer):
             start_state(optimizer)
+        self.loss = labelled_loss(recipe.label_weight) if recipe.label_weight else adversarial_loss
         self.pace = Pace(recipe)
         self.generator_steps = 0
         # As many fakes as records are expected: public, unlike the number of records that were drawn.
@@ -153,7 +170,7 @@ class DPGANTraining:
         )
         return clipped_sum(
             self.discriminator,
-            adversarial_loss,
+            self.loss,
             rows,
             clip_norm=self.clip_norm,
             physical_batch=self.recipe.physical_batch,
@@ -168,14 +185,17 @@ class DPGANTraining:
     def improve_generator(self) -> None:
         """One step on -log D of fresh fakes: post-processing of the noised discriminator."""
         latents, labels = self.latents(self.fakes)
-        scores = self.discriminator(self.generator(latents, labels), labels)
+        images = self.generator(latents, labels)
+        # As if they were real: -log D, and their labels where these are told.
+        losses = self.loss(self.discriminator, images, labels, torch.ones_like(labels, dtype=torch.bool))
         parameters = list(self.generator.parameters())
-        gradients = torch.autograd.grad(F.softplus(-scores).mean(), parameters)
+        gradients = torch.autograd.grad(losses.mean(), parameters)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         self.generator_optimizer.step()
         self.generator_steps += 1
-        self.pace.saw((scores < 0).double().mean().item())
+        with torch.no_grad():
+            self.pace.saw((self.discriminator(images, labels) < 0).double().mean().item())
         # Slow averages start quick: the first generators are not worth remembering.
         steps, most = self.generator_steps, self.recipe.average_decay or 0.0
         share = 1 - min(most, (1 + steps) / (10 + steps))

@@ -1,6 +1,5 @@
 """What the pairs are made of while they learn: discriminators, and a generator not yet as it leaves."""
 
-import math
 from copy import deepcopy
 
 import torch
@@ -83,8 +82,8 @@ class Discriminator(nn.Module):
 class DenseDiscriminator(nn.Module):
     """Two hidden layers; the label turns the direction that the last of them is scored in.
 
-    The score is that of Miyato and Koyama 2018, (v + v_label) . h(image). Pixels come from 0 to 1: a dark
-    background then is no part of any record's gradient.
+    The score is that of Miyato and Koyama 2018, (v + v_label) . h(image), and v_label . h(image) is also how
+    likely the label is. Pixels come from 0 to 1: a dark background then is no part of any record's gradient.
     """
 
     def __init__(self, shape: Architecture, features: int) -> None:
@@ -92,14 +91,18 @@ class DenseDiscriminator(nn.Module):
         pixels = shape.channels * shape.height * shape.width
         self.body = nn.ModuleList([nn.Linear(pixels, features), nn.Linear(features, features)])
         self.score = nn.Linear(features, 1)
-        self.label = nn.Embedding(shape.classes, features)
-        nn.init.normal_(self.label.weight, std=1 / math.sqrt(features))
+        self.label = nn.Linear(features, shape.classes)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        return self.judged(images, labels)[0]
+
+    def judged(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores, and the logits of every label."""
         x = (images.flatten(1) + 1) / 2
         for layer in self.body:
             x = F.leaky_relu(layer(x), SLOPE)
-        return self.score(x).flatten() + (self.label(labels) * x).sum(1)
+        logits = self.label(x)
+        return self.score(x).flatten() + logits.gather(1, labels[:, None]).flatten(), logits
 
 
 class BatchNormed(nn.Module):
@@ -139,7 +142,7 @@ def numbers(module: nn.Module) -> list[Tensor]:
     return [value for value in module.state_dict().values() if value.is_floating_point()]
 
 
-def start_state(optimizer: torch.optim.Adam) -> None:
+def start_state(optimizer: torch.optim.Optimizer) -> None:
     """Gives Adam the state it would make at its first step, so that any checkpoint has the same tensors."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
