@@ -33,7 +33,6 @@ class SinkhornRecipe(Recipe):
             "weight_decay": 0.0,
             "absolute_weight": 0.0,
             "entropy": 1.0,
-            "iterations": 5,
             "frequencies": 12,
             "average_decay": 0.99,
             "fitting_steps": 40,
@@ -50,7 +49,7 @@ class SinkhornRecipe(Recipe):
     absolute_weight: float = 1.0
     class_weight: float = 15.0
     entropy: float = 0.05
-    iterations: int = 10
+    iterations: int = 5
     frequencies: int = 64
     average_decay: float | None = None
     points_entropy: float = 0.002

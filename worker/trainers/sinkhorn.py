@@ -57,16 +57,19 @@ class Cost:
 
     def pull(self, plan: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """sum_j plan_ij times the gradient of c(x_i, y_j) in x_i."""
+        plan = plan.to(x.dtype)
         found = 2 * (plan.sum(1, keepdim=True) * x - plan @ y)
         if self.absolute_weight:
-            for start in range(0, x.shape[1], 64):  # a few pixels at a time stay in the cache
-                part = slice(start, start + 64)
-                signs = (x[:, None, part] - y[:, part]).sign_()
-                found[:, part] += self.absolute_weight * torch.bmm(plan[:, None], signs)[:, 0]
+            # Little entropy leaves few pairs in a plan; what all the others add would round to nothing.
+            i, j = (plan > plan.amax() * 1e-12).nonzero(as_tuple=True)
+            for some in torch.arange(len(i), device=i.device).split(1024):
+                signs = (x[i[some]] - y[j[some]]).sign_().mul_(plan[i[some], j[some], None])
+                found.index_add_(0, i[some], signs, alpha=self.absolute_weight)
         return found
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    x, y = x.double(), y.double()  # small differences of large numbers
     lengths = x.square().sum(1)[:, None] + y.square().sum(1)
     return lengths.addmm_(x, y.T, alpha=-2).clamp_min_(0)
 
@@ -81,8 +84,9 @@ def transport(cost: Tensor, *, entropy: float, iterations: int) -> tuple[Tensor,
     halvings = math.ceil(math.log2(max(cost.max().item() / entropy, 1)))
     g = cost.new_zeros(cost.shape[1])
     for e in [*(entropy * 2.0**power for power in range(halvings, 0, -1)), *[entropy] * iterations]:
-        f = e * (columns - ((g - cost) / e).logsumexp(1))
-        g = e * (rows - ((f[:, None] - cost) / e).logsumexp(0))
+        scaled = cost / -e
+        f = columns - (scaled + g / e).logsumexp(1)
+        g = e * (rows - (scaled + f[:, None]).logsumexp(0))
     scaled = (g - cost) / entropy
     f = entropy * (columns - scaled.logsumexp(1))
     return f.mean() + g.mean(), scaled.softmax(1) / cost.shape[0]
@@ -194,8 +198,10 @@ class Student:
             parameter.grad = torch.empty_like(parameter).copy_(move)
         self.optimizer.step()
         self.taken += 1
+        if self.recipe.average_decay is None:
+            return
         # Slow averages start quick: the first generators are not worth remembering.
-        share = 1 - min(self.recipe.average_decay or 0.0, (1 + self.taken) / (10 + self.taken))
+        share = 1 - min(self.recipe.average_decay, (1 + self.taken) / (10 + self.taken))
         with torch.no_grad():
             for mean, parameter in zip(self.average.parameters(), self.parameters, strict=True):
                 mean.lerp_(parameter, share)
@@ -203,7 +209,7 @@ class Student:
     def descend(self, labels: Tensor, real: Tensor, real_labels: Tensor) -> None:
         """A step of the paper's algorithm towards images that are no secret: no clipping, no noise."""
         images = self.made(labels)
-        flat = images.detach().double().flatten(1)
+        flat = images.detach().flatten(1)
         _, gradient = self.loss(flat, labels, real, real_labels, images=len(real))
         self.follow(images, gradient)
 
@@ -255,8 +261,8 @@ class Gradients:
         count, student = self.plan.images, self.student
         made_labels = student.labels(count + math.floor(count * student.recipe.debiasing))
         self.made = student.made(made_labels)
-        flat = self.made.detach().double().flatten(1)
-        value, gradient = student.loss(flat, made_labels, images.double().flatten(1), labels, images=count)
+        flat = self.made.detach().flatten(1)
+        value, gradient = student.loss(flat, made_labels, images.flatten(1), labels, images=count)
         rows = self.basis.of(gradient.view(self.made.shape))
         if self.plan.clipping is Clipping.JOINT:
             clipped, norms = clip_rows(rows[:count].reshape(1, -1), clip_norm)
@@ -368,7 +374,7 @@ class Points:
     def fit(self) -> None:
         """The generator learns the points: post-processing, as the points are functions of releases."""
         student, recipe = self.student, self.student.recipe
-        images = self.basis.images(self.points).clamp(-1, 1).flatten(1)
+        images = self.basis.images(self.points).clamp(-1, 1).flatten(1).float()
         fresh = math.floor(recipe.fitting_images * recipe.debiasing)
         for _ in range(recipe.fitting_steps):
             drawn = uniform(recipe.fitting_images + fresh, self.plan.images, student.rng)

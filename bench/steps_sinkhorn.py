@@ -1,0 +1,175 @@
+"""How long one DP-Sinkhorn step takes, and how much memory, beside differentiating geomloss from end to end.
+
+    python -m bench.steps_sinkhorn [--json]
+
+The paper's setting: 50 images of 28 x 28 against 50 records, p = 0.2, L2^2 + L1, alpha_c = 15, lambda = 0.05,
+its convolutional generator. Two ways to take the same step, gradient at the images clipped jointly, noised,
+carried back into the generator and followed by Adam: (a) geomloss on images with their labels, differentiated
+by autograd, as the paper's authors wrote it; (b) ours, as the trainer takes it. They alternate in one process
+on one thread, in CPU seconds; a ratio is the median over rounds of the ratio within a round. Both have the
+same generator to carry the gradient into; the gradient at the images, where they differ, is also timed alone.
+Peak memory is taken for each way in a forked child of its own, beyond what the parent held.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bench.steps import Step, peak_bytes, seconds
+from core.schema import ImageSchema
+from privacy.plans.base import Clipping
+from privacy.plans.sinkhorn import SinkhornPlan, SinkhornRecipe
+from worker.mechanisms.noise import SecureRng
+from worker.trainers.sinkhorn import SinkhornTraining
+
+IMAGES, FRESH = 50, 10
+PLAN = SinkhornPlan(
+    steps=10**6,
+    noise_multiplier=0.5,
+    sampling_prob=1.0,
+    images=IMAGES,
+    clipping=Clipping.JOINT,
+    clip_norm=0.5,
+)
+PAPER = SinkhornRecipe.preset("paper")
+Rows = tuple[Tensor, ...]
+
+
+class Records:
+    """Made up; every one of them is in every batch."""
+
+    schema = ImageSchema(height=28, width=28, channels=1, classes=tuple("0123456789"))
+
+    def __init__(self, rows: Rows) -> None:
+        self.images, self.labels = rows[:2]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def take(self, indices: object) -> tuple[Tensor, Tensor]:
+        del indices
+        return self.images, self.labels
+
+
+def training(rows: Rows) -> SinkhornTraining:
+    return SinkhornTraining(PLAN, Records(rows), rng=SecureRng(), recipe=PAPER, device="cpu")
+
+
+def ours(rows: Rows) -> Step:
+    steps = training(rows).steps()
+    return lambda: next(steps) and None
+
+
+def our_gradient(rows: Rows) -> Step:
+    student, (real, real_labels, made, labels) = training(rows).student, rows
+    made, real = made.flatten(1), real.flatten(1)
+    return lambda: student.loss(made, labels, real, real_labels, images=IMAGES) and None
+
+
+def geomloss_gradient(rows: Rows) -> Callable[..., Tensor]:
+    """The gradient of equation 6 at images made with these labels."""
+    from geomloss import SamplesLoss
+
+    def cost(x: Tensor, y: Tensor) -> Tensor:
+        gaps = x[:, :, None] - y[:, None]
+        return gaps.square().sum(3) + PAPER.absolute_weight * gaps.abs().sum(3)
+
+    w = SamplesLoss("sinkhorn", p=1, blur=PAPER.entropy, cost=cost, debias=False, backend="tensorized")
+
+    def joined(images: Tensor, labels: Tensor) -> Tensor:
+        return torch.cat([images.flatten(1), PAPER.class_weight * F.one_hot(labels, 10)], 1)
+
+    def gradient(images: Tensor, labels: Tensor) -> Tensor:
+        leaf = images.detach().requires_grad_()
+        made = joined(leaf, labels)
+        loss = 2 * w(made[:IMAGES], joined(*rows[:2])) - w(made[:IMAGES], made[FRESH:])
+        return torch.autograd.grad(loss, leaf)[0]
+
+    return gradient
+
+
+def their_gradient(rows: Rows) -> Step:
+    gradient = geomloss_gradient(rows)
+    return lambda: gradient(*rows[2:]).sum() and None
+
+
+def geomloss_autograd(rows: Rows) -> Step:
+    generator, gradient_at = training(rows).student.generator, geomloss_gradient(rows)
+    optimizer = torch.optim.Adam(
+        generator.parameters(), lr=PAPER.rate, weight_decay=PAPER.weight_decay, fused=True
+    )
+
+    def step() -> None:
+        labels = torch.randint(10, (IMAGES + FRESH,))
+        images = generator(torch.randn(IMAGES + FRESH, PAPER.latent), labels)
+        gradient = gradient_at(images, labels)
+        private, rest = (
+            part * (PLAN.clip_norm / part.norm()).clamp(max=1) for part in gradient.split([IMAGES, FRESH])
+        )
+        private += PLAN.noise_stddev * torch.randn_like(private)
+        optimizer.zero_grad()
+        images.backward(torch.cat([private, rest]))
+        optimizer.step()
+
+    return step
+
+
+WAYS = {"geomloss_autograd": geomloss_autograd, "ours": ours}
+GRADIENTS = {"their gradient": their_gradient, "our gradient": our_gradient}
+
+
+def batch(size: int) -> Rows:
+    """Records with labels, and made images with theirs."""
+    source = torch.Generator().manual_seed(1)
+    found: list[Tensor] = []
+    for count in (size, size + FRESH):
+        found.append(torch.rand(count, 1, 28, 28, generator=source) * 2 - 1)
+        found.append(torch.randint(10, (count,), generator=source))
+    return tuple(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+
+    import geomloss  # noqa: F401  before forking, so that no child pays for it
+
+    # Children first: the parent is still small, and what it holds counts for none of them.
+    memory = {name: peak_bytes(lambda _, make=make: make(batch(IMAGES)), 1) for name, make in WAYS.items()}
+    rows = batch(IMAGES)
+    rounds = seconds({name: make(rows) for name, make in (WAYS | GRADIENTS).items()}, asked.rounds)
+
+    def ratio(name: str, other: str) -> float:
+        return round(statistics.median(times[name] / times[other] for times in rounds), 3)
+
+    typical = {name: statistics.median(times[name] for times in rounds) for name in rounds[0]}
+    print(f"{'':18} {'CPU s':>8} {'peak MB':>9}")
+    for name in WAYS:
+        print(f"{name:18} {typical[name]:8.4f} {memory[name] / 1e6:9.0f}")
+    for name in GRADIENTS:
+        print(f"{name:18} {typical[name]:8.4f}")
+    if asked.json:
+        result = {
+            "images": IMAGES,
+            "rounds": asked.rounds,
+            "vs_geomloss_autograd": ratio("ours", "geomloss_autograd"),
+            "gradient_vs_geomloss_autograd": ratio("our gradient", "their gradient"),
+            "memory_vs_geomloss_autograd": round(memory["ours"] / memory["geomloss_autograd"], 3),
+            "seconds": {name: round(value, 5) for name, value in typical.items()},
+            "peak_bytes": memory,
+        }
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
