@@ -39,7 +39,10 @@ class GeneratorRecipe(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class SWDRecipe(GeneratorRecipe):
-    """As many images as a batch has records are made in a step, each compared under `noises` noises."""
+    """The generator moves once for `gather` releases, by the directions of all of them.
+
+    It makes as many images as a batch has records, and each is compared under `noises` noises.
+    """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         # The paper's code of ten numbers and its optimizer.
@@ -47,11 +50,13 @@ class SWDRecipe(GeneratorRecipe):
         "fast-cpu": {"average_decay": 0.999, "noises": 4},
     }
 
+    gather: int = 1
     noises: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check("noises", type(self.noises) is int and 1 <= self.noises <= 1000)
+        for name in ("gather", "noises"):
+            check(name, type(value := getattr(self, name)) is int and 1 <= value <= 1000)
 
 
 @dataclass(frozen=True, kw_only=True)

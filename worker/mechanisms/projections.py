@@ -9,7 +9,7 @@ from torch import Tensor
 
 from privacy.events import Geometry
 from worker.mechanisms.clipping import clip_rows
-from worker.mechanisms.noise import Rng
+from worker.mechanisms.noise import GaussianNoise, Rng
 
 
 class Pixels:
@@ -60,6 +60,20 @@ def private_rows(rows: Tensor, there: np.ndarray, *, bound: float) -> Tensor:
     placed = torch.zeros(len(there), rows.shape[1], device=rows.device)
     placed[torch.from_numpy(there)] = clip_rows(rows, bound)[0].float()
     return placed
+
+
+def inner_bound(row_bound: float, *, dim: int, noise: GaussianNoise) -> float:
+    """The norm to clip rows to, so that rounding projections to the grid of the noise stays within the cost.
+
+    Rounding moves the difference of two rows by less than the grid in each of k projections, at most
+    grid * sqrt(k) together. Rows shorter by grid * sqrt(dim) / 2 each give that back, as k projections have
+    sqrt(k / dim) of a row's length: surely on orthonormal directions, and on independent ones in the means
+    that the cost is made of. docs/guarantees.md#swd
+    """
+    inner = row_bound - noise.grid * math.sqrt(dim) / 2
+    if inner <= row_bound / 2:
+        raise ValueError("the noise is too coarse for rows of this length: raise the row bound")
+    return inner
 
 
 def directions(geometry: Geometry, count: int, dim: int, rng: Rng) -> Tensor:
@@ -116,3 +130,23 @@ def sliced(values: Tensor, quantiles: Tensor) -> tuple[float, Tensor]:
     """
     apart = values - matched(values, quantiles)
     return apart.square().mean().item(), apart.mul_(2 / apart.numel())
+
+
+def smoothed(
+    rows: Tensor,
+    along: Tensor,
+    quantiles: Tensor,
+    *,
+    noise_stddev: float,
+    noises: int,
+    source: torch.Generator,
+) -> tuple[float, Tensor]:
+    """The distance of public rows from noisy quantiles, and its gradient at the rows: post-processing.
+
+    The rows get the same noise before they are compared, `noises` times over: a distance between smoothed
+    distributions is zero where those are equal, whatever the noise.
+    """
+    values = (along @ rows.T).repeat(1, noises)
+    values += noise_stddev * torch.randn(*values.shape, generator=source).to(values.device)
+    distance, gradient = sliced(values, spread(quantiles, noises))
+    return distance, gradient.view(len(along), noises, -1).sum(1).T @ along

@@ -17,11 +17,11 @@ from worker.mechanisms.projections import (
     Pixels,
     clipped,
     directions,
+    inner_bound,
     labelled,
     ordered,
     private_rows,
-    sliced,
-    spread,
+    smoothed,
 )
 from worker.mechanisms.sampling import BLANK, Rows, WithoutReplacement
 from worker.synthesizers.architecture import Architecture
@@ -132,7 +132,9 @@ class SWDTraining:
         self.plan, self.records, self.rng = plan, records, rng
         self.recipe = recipe = recipe or plan.recipe or SWDRecipe.for_device(self.device)
         schema = records.schema
-        self.learner = Learner(schema, recipe, steps=plan.known_steps, rng=rng, device=self.device)
+        turns = max(1, plan.known_steps // recipe.gather)
+        self.learner = Learner(schema, recipe, steps=turns, rng=rng, device=self.device)
+        self.gathered: list[tuple[Tensor, Tensor]] = []
         self.classes = len(schema.classes)
         self.pixels = Pixels(schema.channels, schema.height, schema.width, plan.frequencies)
         if plan.dim != self.pixels.size + self.classes:
@@ -142,7 +144,7 @@ class SWDTraining:
         steps, stddev = plan.known_steps, plan.noise_stddev
         self.sampling = WithoutReplacement(batch=plan.batch, population=plan.records, steps=steps)
         self.noise = GaussianNoise(stddev=stddev, size=plan.directions * plan.batch, steps=steps)
-        self.row_bound = inner_row_bound(plan, self.noise)
+        self.row_bound = inner_bound(plan.row_bound, dim=plan.dim, noise=self.noise)
         event = self.sampling.event(
             geometry=plan.geometry,
             directions=plan.directions,
@@ -157,7 +159,11 @@ class SWDTraining:
 
     def steps(self) -> Iterator[Progress]:
         for batch in self.draws:
-            self.learn(*self.released(batch))
+            self.gathered.append(self.released(batch))
+            if len(self.gathered) == self.recipe.gather:
+                along, quantiles = (torch.cat(parts) for parts in zip(*self.gathered, strict=True))
+                self.gathered.clear()
+                self.learn(along, quantiles)
             yield Progress(self.draws.drawn, self.plan.known_steps)
 
     def released(self, batch: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -187,20 +193,21 @@ class SWDTraining:
         self.learner.follow(rows, self.pull(rows.detach(), along, quantiles))
 
     def pull(self, rows: Tensor, along: Tensor, quantiles: Tensor) -> Tensor:
-        """The gradient at made rows, compared with the release under the same noise, several times over."""
-        values = (along @ rows.T).repeat(1, self.recipe.noises)
-        values += self.plan.noise_stddev * self.learner.normals(*values.shape)
-        distance, gradient = sliced(values, spread(quantiles, self.recipe.noises))
+        """The gradient at made rows of their distance from the release."""
+        how = {"noise_stddev": self.plan.noise_stddev, "noises": self.recipe.noises}
+        distance, gradient = smoothed(rows, along, quantiles, source=self.learner.source, **how)
         self.seen = {"distance": distance}
-        return gradient.view(len(along), self.recipe.noises, -1).sum(1).T @ along
+        return gradient
 
     def checkpoint(self) -> dict[str, Tensor]:
-        return kept({"step": torch.tensor(self.draws.drawn), **self.learner.tensors()})
+        counts = {"step": torch.tensor(self.draws.drawn), "taken": torch.tensor(self.learner.taken)}
+        return kept({**counts, **self.learner.tensors()})
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Goes on where the checkpoint was taken, with fresh randomness under the same charge."""
         fill(self.learner.tensors(), tensors)
-        self.learner.taken = step = int(tensors["step"])
+        step, self.learner.taken = int(tensors["step"]), int(tensors["taken"])
+        self.gathered.clear()  # at most one move of the generator is lost
         self.draws = self.sampling.batches(self.records, self.rng, drawn=step)
         self.releases = self.noise.releases(self.rng, made=step)
 
@@ -211,20 +218,6 @@ class SWDTraining:
         if not self.draws.drawn == self.releases.made == self.plan.known_steps:
             raise Failure(Fault.ACCOUNTING_MISMATCH)
         return self.learner.synthesizer()
-
-
-def inner_row_bound(plan: SWDPlan, noise: GaussianNoise) -> float:
-    """The norm to clip rows to, so that rounding projections to the grid of the noise stays within the cost.
-
-    Rounding moves a difference of two rows by less than the grid in each of k projections, at most
-    grid * sqrt(k) together; rows shorter by grid * sqrt(dim) / 2 each give that back, as a projection on k
-    directions has sqrt(k / dim) of a row's length: surely on orthonormal ones, and in the mean that the cost
-    is made of on independent ones. docs/guarantees.md#swd
-    """
-    inner = plan.row_bound - noise.grid * math.sqrt(plan.dim) / 2
-    if inner <= plan.row_bound / 2:
-        raise ValueError("the noise is too coarse for rows of this length: raise the row bound")
-    return inner
 
 
 def kept(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
