@@ -20,8 +20,8 @@ class GeneratorRecipe(Recipe):
     has the running average of the generator's weights.
     """
 
-    network: str = "dense"
-    features: int = 256
+    network: str = "upsampling"
+    features: int = 200
     latent: int = 10
     rate: float = 1e-3
     betas: tuple[float, float] = (0.5, 0.99)
@@ -29,7 +29,7 @@ class GeneratorRecipe(Recipe):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", tuple(self.betas))
-        check("network", self.network in ("dcgan", "dense"))
+        check("network", self.network in ("dense", "upsampling"))
         check("features", type(self.features) is int and 2 <= self.features <= 1024 and not self.features % 2)
         check("latent", type(self.latent) is int and 1 <= self.latent <= 4096)
         check("rate", 0 < self.rate <= 1)
@@ -45,8 +45,8 @@ class SWDRecipe(GeneratorRecipe):
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        # The paper's code of ten numbers and its optimizer.
-        "paper": {"network": "dcgan", "features": 16, "rate": 1e-4, "betas": (0.9, 0.999)},
+        # The paper's network, its code of ten numbers and its optimizer.
+        "paper": {"rate": 1e-4, "betas": (0.9, 0.999)},
         "fast-cpu": {"average_decay": 0.999, "noises": 4},
     }
 
@@ -64,7 +64,7 @@ class OneShotRecipe(GeneratorRecipe):
     """`generator_steps` follow the release, each with `images` of every class along `compared` directions."""
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "paper": {"network": "dcgan", "features": 32, "generator_steps": 20_000, "average_decay": 0.999},
+        "paper": {"generator_steps": 20_000, "average_decay": 0.999},
         "fast-cpu": {"average_decay": 0.98},
     }
 

@@ -31,7 +31,7 @@ from worker.mechanisms.projections import (
 )
 from worker.mechanisms.sampling import BLANK, WithoutReplacement, uniform
 from worker.synthesizers.classifier import Classifier, ClassifierShape, Network
-from worker.trainers.dpgan import start_state
+from worker.trainers.networks import start_state
 from worker.trainers.progress import Progress
 from worker.trainers.swd import ImageRows, fill, kept
 

@@ -25,11 +25,10 @@ from worker.mechanisms.projections import (
 )
 from worker.mechanisms.sampling import BLANK, Rows, WithoutReplacement
 from worker.synthesizers.architecture import Architecture
-from worker.synthesizers.dcgan import DCGAN
 from worker.synthesizers.dense import Dense
 from worker.synthesizers.image import ImageSynthesizer
-from worker.trainers.dpgan import numbers, start_state
-from worker.trainers.networks import BatchNormed
+from worker.synthesizers.upsampling import Upsampling
+from worker.trainers.networks import BatchNormed, numbers, start_state
 from worker.trainers.progress import Progress
 
 
@@ -40,7 +39,7 @@ class ImageRows(Rows, Protocol):
 def architecture(schema: ImageSchema, recipe: GeneratorRecipe) -> Architecture:
     if schema.kind != "image" or not all(8 <= side <= 64 for side in (schema.height, schema.width)):
         raise Failure(Fault.SCHEMA_MISMATCH)
-    return {"dcgan": DCGAN, "dense": Dense}[recipe.network](
+    return {"dense": Dense, "upsampling": Upsampling}[recipe.network](
         height=schema.height,
         width=schema.width,
         channels=schema.channels,
@@ -62,8 +61,7 @@ class Learner:
         self.source = torch.Generator().manual_seed(int(rng.words(1)[0]) >> 1)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.words(1)[0]) >> 1)
-            network = self.shape.network()
-        self.generator = (BatchNormed(network) if isinstance(self.shape, Dense) else network).to(device)
+            self.generator = BatchNormed(self.shape.network()).to(device)
         self.average = deepcopy(self.generator)
         self.parameters = list(self.generator.parameters())
         self.optimizer = torch.optim.Adam(self.parameters, lr=recipe.rate, betas=recipe.betas, fused=True)
@@ -95,8 +93,7 @@ class Learner:
         # A function of noised releases, so that it may be known.
         if not all(value.isfinite().all() for value in numbers(network)):
             raise Failure(Fault.DIVERGED)
-        made = network.folded() if isinstance(network, BatchNormed) else deepcopy(network).cpu()
-        return ImageSynthesizer(self.shape, made)
+        return ImageSynthesizer(self.shape, network.folded())
 
     def tensors(self) -> dict[str, Tensor]:
         """All that changes while it learns, but for its randomness and the number of steps it took."""
