@@ -20,7 +20,7 @@ from core.schema import ImageSchema
 from privacy.plans.swd import SWDPlan, SWDRecipe
 from tests.fakes import ImageRows
 from worker.mechanisms.noise import SecureRng
-from worker.mechanisms.projections import directions
+from worker.mechanisms.projections import directions, ordered
 from worker.trainers.swd import SWDTraining
 
 WAYS = ("plain", "ours", "step")
@@ -61,7 +61,8 @@ def ours(run: SWDTraining) -> Step:
     made = made_rows(run)
 
     def step() -> None:
-        run.pull(made, *run.released(run.draws.draw()))
+        along, noisy = run.released(run.draws.draw())
+        run.pull(made, along, ordered(noisy))
 
     return step
 

@@ -39,24 +39,28 @@ class GeneratorRecipe(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class SWDRecipe(GeneratorRecipe):
-    """The generator moves once for `gather` releases, by the directions of all of them.
+    """With every release the generator moves along its directions, as in the paper.
 
-    It makes as many images as a batch has records, and each is compared under `noises` noises.
+    It makes as many images as a batch has records, and each is compared under `noises` noises. With
+    `moment_steps` it waits instead: under noise that is wider than the rows, sorted projections tell their
+    mean and their variance and no more, and those add up over releases. After the last release so many steps
+    follow, each with `moment_images` images, towards the moments that all releases tell together.
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         # The paper's network, its code of ten numbers and its optimizer.
         "paper": {"rate": 1e-4, "betas": (0.9, 0.999)},
-        "fast-cpu": {"average_decay": 0.999, "noises": 4},
+        "fast-cpu": {"average_decay": 0.98, "moment_steps": 600},
     }
 
-    gather: int = 1
     noises: int = 1
+    moment_steps: int = 0
+    moment_images: int = 300
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("gather", "noises"):
-            check(name, type(value := getattr(self, name)) is int and 1 <= value <= 1000)
+        for name, least in (("noises", 1), ("moment_steps", 0), ("moment_images", 2)):
+            check(name, type(value := getattr(self, name)) is int and least <= value <= 10**6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +99,7 @@ class SWDPlan(Plan):
     A row holds the pixels of a record, from 0 to 1, and `label_weight` at its class; with `frequencies`, that
     many by that many of the image's slowest cosines stand for its pixels. `dim` is the length that results.
     Every row is clipped to `row_bound` by itself. `noise_multiplier` is noise_stddev over 2 * row_bound, the
-    furthest two rows can be apart. Without a recipe the preset for the worker's device is taken.
-    docs/guarantees.md#swd
+    furthest two rows can be apart. Without a recipe it is that of `fast-cpu`. docs/guarantees.md#swd
     """
 
     kind: ClassVar[str] = "swd"
@@ -124,6 +127,15 @@ class SWDPlan(Plan):
         require(good, "batch is larger than records; draw at most all of them.", problem=InvalidPlan)
         good = self.geometry is Geometry.SPHERE or self.directions % self.dim == 0
         require(good, "Orthonormal blocks need directions to be a multiple of dim.", problem=InvalidPlan)
+
+    @property
+    def known_recipe(self) -> SWDRecipe:
+        """Not by device: how many steps a job shows is known before a worker has it."""
+        return self.recipe or SWDRecipe.preset("fast-cpu")
+
+    @property
+    def progress_steps(self) -> int:
+        return self.known_steps + self.known_recipe.moment_steps
 
     @property
     def unit_noise(self) -> float:

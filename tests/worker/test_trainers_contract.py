@@ -47,7 +47,12 @@ PLANS: dict[str, Callable[[int], Plan]] = {
         panel=8,
         images=5,
         recipe=GSWGANRecipe(
-            frequencies=4, discriminator_features=4, generator_features=8, latent=4, first_steps=2, part_batch=4
+            frequencies=4,
+            discriminator_features=4,
+            generator_features=8,
+            latent=4,
+            first_steps=2,
+            part_batch=4,
         ),
     ),
     "sinkhorn": lambda steps: SinkhornPlan(
@@ -59,13 +64,13 @@ PLANS: dict[str, Callable[[int], Plan]] = {
         recipe=SinkhornRecipe(features=16, latent=4, fitting_steps=2, fitting_images=9),
     ),
     "swd": lambda steps: SWDPlan(
-        steps=steps,
+        steps=steps - 1,
         noise_multiplier=1.0,
         records=50,
         batch=10,
         directions=7,
         dim=8 * 8 + 3,
-        recipe=SWDRecipe(features=16, latent=4, noises=2),
+        recipe=SWDRecipe(features=16, latent=4, moment_steps=1, moment_images=6),
     ),
     "swd_one_shot": lambda steps: SWDOneShotPlan(
         noise_multiplier=1.0,

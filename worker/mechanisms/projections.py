@@ -150,3 +150,36 @@ def smoothed(
     values += noise_stddev * torch.randn(*values.shape, generator=source).to(values.device)
     distance, gradient = sliced(values, spread(quantiles, noises))
     return distance, gradient.view(len(along), noises, -1).sum(1).T @ along
+
+
+class Moments:
+    """What noisy projections on uniform directions tell, all together, of the mean and of E[x x^T] of rows.
+
+    With w the mean square of a row's projections less that of the noise, E[w u u^T] over uniform u is
+    (2 M + tr(M) I) / (d (d + 2)) for M = E[x x^T], and E[w] is tr(M) / d: solved for M, without bias.
+    """
+
+    def __init__(self, dim: int, device: str) -> None:
+        self.dim = dim
+        self.first = torch.zeros(dim, dtype=torch.float64, device=device)
+        self.second = torch.zeros(dim, dim, dtype=torch.float64, device=device)
+        self.along = torch.zeros_like(self.second)
+        self.count = torch.zeros((), dtype=torch.float64, device=device)
+
+    def add(self, along: Tensor, noisy: Tensor) -> None:
+        """Takes in directions and noisy projections on them, directions by rows."""
+        self.first += noisy.mean(1) @ along
+        self.second += (along.T * noisy.square().mean(1)) @ along
+        self.along += along.T @ along
+        self.count += len(along)
+
+    def told(self, noise_stddev: float) -> tuple[Tensor, Tensor]:
+        dim, count = self.dim, self.count.clamp(min=1)
+        mean = dim * self.first / count
+        weighted = (self.second - noise_stddev**2 * self.along) / count
+        trace = dim * weighted.trace()
+        square = (dim * (dim + 2) * weighted - trace * torch.eye(dim, device=mean.device)) / 2
+        return mean, square
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {f"moments.{name}": getattr(self, name) for name in ("first", "second", "along", "count")}

@@ -14,6 +14,7 @@ from core.schema import ImageSchema
 from privacy.plans.swd import GeneratorRecipe, SWDPlan, SWDRecipe
 from worker.mechanisms.noise import GaussianNoise, Rng
 from worker.mechanisms.projections import (
+    Moments,
     Pixels,
     clipped,
     directions,
@@ -113,7 +114,7 @@ class SWDTraining:
 
     Guarantee: each step releases noisy projections of a batch of fixed size, drawn without replacement, whose
     rows are clipped one by one; see docs/guarantees.md#swd. The generator is computed from these releases and
-    from randomness. They are used in ascending order only, so that the order of a batch has no meaning.
+    from randomness. Only what does not depend on the order of a batch is used of them.
     """
 
     def __init__(
@@ -127,11 +128,11 @@ class SWDTraining:
     ) -> None:
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.plan, self.records, self.rng = plan, records, rng
-        self.recipe = recipe = recipe or plan.recipe or SWDRecipe.for_device(self.device)
+        self.recipe = recipe = recipe or plan.known_recipe
         schema = records.schema
-        turns = max(1, plan.known_steps // recipe.gather)
+        turns = recipe.moment_steps or plan.known_steps
         self.learner = Learner(schema, recipe, steps=turns, rng=rng, device=self.device)
-        self.gathered: list[tuple[Tensor, Tensor]] = []
+        self.moments = Moments(plan.dim if recipe.moment_steps else 0, self.device)
         self.classes = len(schema.classes)
         self.pixels = Pixels(schema.channels, schema.height, schema.width, plan.frequencies)
         if plan.dim != self.pixels.size + self.classes:
@@ -156,20 +157,27 @@ class SWDTraining:
 
     def steps(self) -> Iterator[Progress]:
         for batch in self.draws:
-            self.gathered.append(self.released(batch))
-            if len(self.gathered) == self.recipe.gather:
-                along, quantiles = (torch.cat(parts) for parts in zip(*self.gathered, strict=True))
-                self.gathered.clear()
-                self.learn(along, quantiles)
-            yield Progress(self.draws.drawn, self.plan.known_steps)
+            along, noisy = self.released(batch)
+            if self.recipe.moment_steps:
+                self.moments.add(along, noisy)
+            else:
+                self.learn(along, ordered(noisy))
+            yield self.progress()
+        while self.learner.taken < self.recipe.moment_steps:
+            self.learn_moments()
+            yield self.progress()
+
+    def progress(self) -> Progress:
+        later = self.learner.taken if self.recipe.moment_steps else 0
+        return Progress(self.draws.drawn + later, self.plan.known_steps + self.recipe.moment_steps)
 
     def released(self, batch: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Fresh directions, and what is known of the batch: its noisy projections on them, in order."""
+        """Fresh directions, and what is known of the batch: its noisy projections on them."""
         plan = self.plan
         along = directions(plan.geometry, plan.directions, plan.dim, self.rng).to(self.device)
         projected = along @ self.rows(batch).T
         noisy = self.releases.release(projected.flatten()).view(plan.directions, plan.batch)
-        return along, ordered(noisy.float())
+        return along, noisy.float()
 
     def rows(self, batch: np.ndarray) -> Tensor:
         there = batch != BLANK
@@ -182,12 +190,27 @@ class SWDTraining:
     def labelled(self, images: Tensor, labels: Tensor) -> Tensor:
         return labelled(self.pixels.of(images), labels, classes=self.classes, weight=self.plan.label_weight)
 
+    def made_rows(self, count: int) -> Tensor:
+        labels = torch.randint(self.classes, (count,), generator=self.learner.source).to(self.device)
+        return clipped(self.labelled(self.learner.made(labels), labels), self.plan.row_bound)
+
     def learn(self, along: Tensor, quantiles: Tensor) -> None:
         """A step of the generator: post-processing of the release."""
-        labels = torch.randint(self.classes, (self.plan.batch,), generator=self.learner.source)
-        labels = labels.to(self.device)
-        rows = clipped(self.labelled(self.learner.made(labels), labels), self.plan.row_bound)
+        rows = self.made_rows(self.plan.batch)
         self.learner.follow(rows, self.pull(rows.detach(), along, quantiles))
+
+    def learn_moments(self) -> None:
+        """A step of the generator towards moments: post-processing of all releases."""
+        rows = self.made_rows(self.recipe.moment_images)
+        mean, square = self.moments.told(self.plan.noise_stddev)
+        seen = rows.detach().double()
+        # Each half is pulled by how far the other is off: by its own it would be pulled together.
+        pulls = []
+        for half, other in zip(seen.tensor_split(2), seen.tensor_split(2)[::-1], strict=True):
+            off = other.T @ other / len(other) - square
+            pulls.append(2 * (other.mean(0) - mean) + 4 * half @ off)
+        self.seen = {"distance": off.square().sum().item()}
+        self.learner.follow(rows, torch.cat(pulls).float() / len(rows))
 
     def pull(self, rows: Tensor, along: Tensor, quantiles: Tensor) -> Tensor:
         """The gradient at made rows of their distance from the release."""
@@ -198,13 +221,15 @@ class SWDTraining:
 
     def checkpoint(self) -> dict[str, Tensor]:
         counts = {"step": torch.tensor(self.draws.drawn), "taken": torch.tensor(self.learner.taken)}
-        return kept({**counts, **self.learner.tensors()})
+        return kept({**counts, **self.tensors()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {**self.learner.tensors(), **self.moments.tensors()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Goes on where the checkpoint was taken, with fresh randomness under the same charge."""
-        fill(self.learner.tensors(), tensors)
+        fill(self.tensors(), tensors)
         step, self.learner.taken = int(tensors["step"]), int(tensors["taken"])
-        self.gathered.clear()  # at most one move of the generator is lost
         self.draws = self.sampling.batches(self.records, self.rng, drawn=step)
         self.releases = self.noise.releases(self.rng, made=step)
 
@@ -212,7 +237,8 @@ class SWDTraining:
         return {name: value for name, value in self.seen.items() if math.isfinite(value)}
 
     def synthesizer(self) -> ImageSynthesizer:
-        if not self.draws.drawn == self.releases.made == self.plan.known_steps:
+        released = self.draws.drawn == self.releases.made == self.plan.known_steps
+        if not released or self.learner.taken < self.recipe.moment_steps:
             raise Failure(Fault.ACCOUNTING_MISMATCH)
         return self.learner.synthesizer()
 
