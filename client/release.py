@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from client.api import Json, Sluice
-from client.problems import CannotRun
+from client.problems import CannotRun, NotVerified
 
 if TYPE_CHECKING:
     from worker.synthesizers.image import ImageSynthesizer
@@ -54,6 +54,10 @@ class Release:
         """Fetches the files that are not here yet; a cut one goes on where it ended. `tell` hears bytes."""
         if self.service is None:
             raise CannotRun("a release in a directory is downloaded already")
+        if self.view["state"] in ("withdrawing", "withdrawn"):
+            from privacy.attest import ReleaseWithdrawn
+
+            raise NotVerified(ReleaseWithdrawn(f"It was taken back: {self.view['reason']}"))
         if not self.view.get("files"):
             raise CannotRun(f"the release is {self.view.get('state')}: there are no files yet")
         from client.trust import meet
