@@ -17,8 +17,8 @@ class GSWGANRecipe(Recipe):
 
     Discriminators see, and answer in, the lowest `frequencies` of each side of an image, or all of them. In a
     turn each takes `discriminator_steps` on `part_batch` records of its part and as many fakes; in its first,
-    `first_steps`. `penalty` weighs (|gradient| - 1)^2 between the two. `abreast` discriminators are in memory
-    at a time. With `average_decay` the synthesizer has the running average of the generator's weights.
+    `first_steps`. `penalty` weighs max(0, |gradient| - 1)^2 between the two. `abreast` discriminators are in
+    memory at a time. With `average_decay` the synthesizer has the running average of the generator's weights.
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {

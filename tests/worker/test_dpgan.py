@@ -24,9 +24,7 @@ from worker.trainers.dpgan import LADDER, DPGANTraining, Pace, adversarial_loss,
 from worker.trainers.networks import BatchNormed, DenseDiscriminator, Discriminator
 
 SMALL = DPGANRecipe(discriminator_features=16, generator_features=16, latent=4, physical_batch=8)
-DENSE = DPGANRecipe(
-    **{**SMALL.to_dict(), "network": "dense", "label_weight": 0.5, "discriminator_decay": 0.1}
-)
+DENSE = replace(SMALL, network="dense", label_weight=0.5, discriminator_decay=0.1)
 
 
 class Rows(ImageRows):

@@ -85,10 +85,9 @@ class Discriminators:
 
 
 def fresh_weights(count: int, *, given: int, classes: int, features: int) -> Tensor:
-    weights = torch.randn(count, Discriminators.size(given=given, classes=classes, features=features))
-    weights[:, : given * features] /= math.sqrt(given)
-    weights[:, given * features : (given + 1) * features] = 0
-    weights[:, (given + 1) * features :] /= 2 * math.sqrt(features)
+    """Hidden layers at random, and scores of zero: what an answer says at first is what its part taught."""
+    weights = torch.zeros(count, Discriminators.size(given=given, classes=classes, features=features))
+    weights[:, : given * features].normal_(std=1 / math.sqrt(given))
     return weights
 
 
@@ -214,7 +213,7 @@ class GSWGANTraining:
         present: Tensor,
         fakes: list[tuple[Tensor, Tensor]],
     ) -> Tensor:
-        """Wasserstein with a penalty on each sample's own gradient. Leaves the gaps between real and fake.
+        """Wasserstein with a penalty on each sample's own gradient. Gives the gaps between real and fake.
 
         The optimizer starts afresh in each turn, so that nothing is kept but weights.
         """
@@ -228,8 +227,9 @@ class GSWGANTraining:
             gap = scored - several.scores(*made).mean(1)
             share = self.uniform(*real.shape[:2], 1)
             between = several.gradients(share * real + (1 - share) * made[0], kinds)
-            steepness = (between.square().sum(2) + 1e-12).sqrt()
-            loss = self.recipe.penalty * (steepness - 1).square().mean(1) - gap
+            # One-sided: none has to be steep where it knows nothing, and so they agree more.
+            excess = F.relu((between.square().sum(2) + 1e-12).sqrt() - 1)
+            loss = self.recipe.penalty * excess.square().mean(1) - gap
             # A sum over discriminators that share nothing: each gets its own gradient.
             for weight, gradient in zip(
                 several.weights, torch.autograd.grad(loss.sum(), several.weights), strict=True
