@@ -97,8 +97,8 @@ class SinkhornPlan(Plan):
     kind: ClassVar[str] = "sinkhorn"
     recipes: ClassVar[type[Recipe]] = SinkhornRecipe
     sampling_prob: float
-    images: int = 50
-    clipping: Clipping = Clipping.JOINT
+    images: int = 300
+    clipping: Clipping = Clipping.SEMIDUAL
     clip_norm: float = 1.0
     recipe: SinkhornRecipe | None = None
 

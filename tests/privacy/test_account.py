@@ -128,7 +128,7 @@ def test_what_is_left_is_the_epsilon_of_the_release_that_uses_it_up():
 
 PLANS = [
     DPGANPlan(steps=50_000, sampling_prob=1 / 118),
-    SinkhornPlan(steps=50_000, sampling_prob=1 / 1200),
+    SinkhornPlan(steps=50_000, sampling_prob=1 / 1200, clipping=Clipping.JOINT),
     GSWGANPlan(steps=20_000, parts=1000, clipping=Clipping.PER_IMAGE),
     SWDPlan(steps=60_100, records=60_000, batch=100, dim=784),
     SWDOneShotPlan(),

@@ -20,7 +20,7 @@ from privacy.relation import Relation
 
 EXAMPLES = [
     DPGANPlan(steps=50_000, sampling_prob=1 / 118, expected_batch=508.0),
-    SinkhornPlan(steps=50_000, sampling_prob=1 / 1200),
+    SinkhornPlan(steps=50_000, sampling_prob=1 / 1200, clipping=Clipping.JOINT),
     SinkhornPlan(steps=2000, sampling_prob=0.01, images=20, clipping=Clipping.PER_IMAGE, clip_norm=0.5),
     GSWGANPlan(steps=20_000, parts=1000),
     GSWGANPlan(steps=20_001, parts=1000, clipping=Clipping.PER_IMAGE),
@@ -28,6 +28,7 @@ EXAMPLES = [
     SWDPlan(steps=1000, records=60_000, batch=100, dim=100, geometry=Geometry.ORTHONORMAL, directions=300),
     SWDOneShotPlan(),
     SWDOneShotPlan(features=Features.WAVES, directions=64),
+    SinkhornPlan(steps=60, sampling_prob=0.1, clipping=Clipping.SEMIDUAL),
 ]
 named = pytest.mark.parametrize("plan", EXAMPLES, ids=lambda plan: plan.kind)
 
@@ -93,7 +94,7 @@ def test_stretched_plans_take_the_most_steps_within_the_target(plan, relation):
 
 def test_calibration_reproduces_the_table_of_noise_multipliers():
     for steps, eps, by_renyi, by_pld in [(10_000, 10, 0.433, 0.414), (50_000, 1, 1.032, 0.955)]:
-        plan = SinkhornPlan(steps=steps, sampling_prob=1 / 1200)
+        plan = SinkhornPlan(steps=steps, sampling_prob=1 / 1200, clipping=Clipping.JOINT)
         found = [plan.calibrated(target(eps, accountant=a)).noise_multiplier for a in Accountant]
         assert found == pytest.approx([by_renyi, by_pld], rel=0.005)
     rotation = GSWGANPlan(steps=20_000, parts=1000).calibrated(target(10, accountant=Accountant.PLD))

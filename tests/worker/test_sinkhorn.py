@@ -28,6 +28,7 @@ from worker.synthesizers.image import ImageSynthesizer
 from worker.synthesizers.residual import Residual
 from worker.trainers.sinkhorn import (
     MASS_WEIGHT,
+    UNIT_DISTANCE,
     Cost,
     Frequencies,
     SinkhornTraining,
@@ -208,7 +209,7 @@ def plain_semidual(run: SinkhornTraining, images: Tensor, labels: Tensor) -> Ten
         entropy = run.query.entropy
         value = -entropy * ((potentials - cost) / entropy).logsumexp(0)
         in_points, in_potentials = torch.autograd.grad(value, (points, potentials))
-        pulls = -in_points / 2 / math.sqrt(images[0].numel())
+        pulls = -in_points / 2 / (UNIT_DISTANCE * math.sqrt(images[0].numel()))
         rows.append(torch.cat([pulls.flatten(), -MASS_WEIGHT * in_potentials]))
     return clip_rows(torch.stack(rows), run.clip_norm)[0].sum(0)
 

@@ -22,8 +22,9 @@ from worker.synthesizers.residual import Residual
 from worker.trainers.dpgan import start_state
 from worker.trainers.progress import Progress
 
-# What one unit of a record's mass weighs beside its distance from a point, a root mean square over pixels.
-MASS_WEIGHT = 0.2
+# A record that pulls one point alone from this far, a root mean square over pixels, has a pull of norm one;
+# its mass then weighs so much. Digits are about so far from their points.
+UNIT_DISTANCE, MASS_WEIGHT = 0.3, 0.7
 # Points start this far around grey, a root mean square, and with this much entropy to a pixel; they have
 # cooled to the recipe's after this share of the releases.
 SPREAD, WARM, COOLED = 0.01, 0.05, 0.7
@@ -309,6 +310,7 @@ class Points:
         if plan.images < shape.classes:
             raise Failure(Fault.SCHEMA_MISMATCH)
         self.pixels = shape.height * shape.width * shape.channels
+        self.unit = UNIT_DISTANCE * math.sqrt(self.pixels)
         self.size = plan.images * (basis.size + 1)
         self.labels = torch.arange(plan.images, device=device) % shape.classes
         start = student.rng.normals(plan.images * basis.size).view(plan.images, -1).to(device)
@@ -325,7 +327,7 @@ class Points:
         return self.pixels * WARM * min(1.0, cold / WARM) ** cooled
 
     def total(self, images: Tensor, labels: Tensor, *, clip_norm: float) -> Tensor:
-        entropy, unit = self.entropy, math.sqrt(self.pixels)
+        entropy = self.entropy
         between_classes = Cost(
             absolute_weight=0, class_weight=self.student.recipe.class_weight
         ).between_classes
@@ -336,7 +338,7 @@ class Points:
             squares = squared_distances(rows, self.points)
             cost = squares + between_classes * (their_labels[:, None] != self.labels)
             shares = ((self.potentials - cost) / entropy).softmax(1)
-            norm = (shares.square() * (squares / self.pixels + MASS_WEIGHT**2)).sum(1).sqrt()
+            norm = (shares.square() * (squares / self.unit**2 + MASS_WEIGHT**2)).sum(1).sqrt()
             shares *= (clip_norm / norm).clamp(max=1)[:, None]
             norms.append(norm)
             pulls += shares.T @ rows
@@ -347,7 +349,7 @@ class Points:
         if len(found):
             self.seen["contribution_norm"] = found.median().item()
             self.seen["clipped"] = (found > clip_norm).double().mean().item()
-        return torch.cat([(pulls / unit).flatten(), MASS_WEIGHT * masses])
+        return torch.cat([(pulls / self.unit).flatten(), MASS_WEIGHT * masses])
 
     def learn(self, noisy: Tensor) -> None:
         """Points go to the mean of what pulls them, potentials to where points of a class share it evenly.
@@ -360,7 +362,7 @@ class Points:
             noisy[-self.plan.images :] / MASS_WEIGHT,
         )
         self.masses = memory * self.masses + masses
-        self.sums = memory * self.sums + pulls * math.sqrt(self.pixels) + masses[:, None] * self.points
+        self.sums = memory * self.sums + pulls * self.unit + masses[:, None] * self.points
         # A mass below twice its own noise says little: such points move less.
         least = 2 * self.plan.noise_stddev / MASS_WEIGHT / math.sqrt(1 - memory**2)
         sure = self.masses.clamp(min=least)
