@@ -166,23 +166,22 @@ class Demo:
         with self.stage("She trains a classifier on it and asks it about digits drawn just now"):
             self.accuracy = accuracy(self.found)
 
-    def conclude(self) -> None:
+    def conclude(self) -> Json:
         from rich.table import Table
 
+        seconds = {"all": time.monotonic() - self.began, "training": self.trained_in}
+        relation = self.verified["relation"].replace("_", "-")
         table = Table(show_header=False)
-        stated, total = self.verified["epsilon"], time.monotonic() - self.began
-        for row in (
-            ("epsilon", readings(stated)),
-            ("delta, relation", f"{self.verified['delta']:g}, {self.verified['relation'].replace('_', '-')}"),
-            ("accuracy on real digits", f"{self.accuracy:.1%}, trained on synthetic ones alone"),
-            ("time", f"{total:.0f} s in all, {self.trained_in:.0f} s of it training"),
-            ("preview", str(self.preview)),
-            ("release", str(self.directory / "release")),
-        ):
-            table.add_row(*row)
+        table.add_row("epsilon", readings(self.verified["epsilon"]))
+        table.add_row("delta, relation", f"{self.verified['delta']:g}, {relation}")
+        table.add_row("accuracy on real digits", f"{self.accuracy:.1%}, trained on synthetic ones alone")
+        table.add_row("time", f"{seconds['all']:.0f} s in all, {seconds['training']:.0f} s of it training")
+        table.add_row("preview", str(self.preview))
         self.say(table)
-        shown = f"sluice up --data {self.directory / 'data'}" if self.kept else "sluice up"
-        self.say(f"{shown} runs a service to keep; it describes its API at {self.stack.url}/docs")
+        data = f" --data {self.directory / 'data'}" if self.kept else ""
+        self.say(f"sluice up{data} runs a service to keep; it describes its API at {self.stack.url}/docs")
+        kept = {"preview": str(self.preview), "directory": str(self.directory / "release")}
+        return self.verified | kept | {"accuracy": self.accuracy, "seconds": seconds}
 
 
 def accuracy(release: Release) -> float:
@@ -208,12 +207,13 @@ def accuracy(release: Release) -> float:
     return float((told == torch.from_numpy(labels)).float().mean())
 
 
-def run(settings: Settings, *, port: int, keep: Path | None) -> None:
+def run(settings: Settings, *, port: int, keep: Path | None) -> Json:
+    """All stages; what came of it is printed, and given back."""
     with _interruptible(), Demo(settings, port=port, keep=keep) as demo:
         for stage in (demo.start, demo.register, demo.train, demo.release, demo.analyse):
             stage()
-        demo.conclude()
         _open(demo.preview)
+        return demo.conclude()
 
 
 def _open(picture: Path) -> None:

@@ -196,14 +196,20 @@ def train(
 
 def default_plan(method: str | None, dataset: "Json", given: "Json") -> "Json":
     """A plan for the declared data; what is given counts before what we found good."""
-    from client.quote import plan_of
+    from dataclasses import fields
+
+    from client.pricing import plan_of
     from privacy.plans import PLANS
     from privacy.problems import Problem
 
     kind = (method or BEST).replace("-", "_")
     if kind not in PLANS:
         raise CannotRun(f"there is no method {method}: sluice quote --help lists them")
-    usual = {"records": dataset["nominal_size"], **GOOD.get(kind, {})}
+    usual = dict(GOOD.get(kind, {}))
+    if {"sampling_prob", "records"} & {field.name for field in fields(PLANS[kind])}:
+        usual["records"] = dataset["nominal_size"]
+    if "rate" in given:
+        usual.pop("batch", None)
     try:
         return plan_of(kind, usual | given).to_dict()
     except Problem as problem:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
@@ -58,11 +59,15 @@ def demo(
     epsilon: Annotated[float, typer.Option(min=0.01, help="What the training may cost.")] = 10.0,
     images: Annotated[int, typer.Option(min=100, max=1_000_000, help="How many digits are drawn.")] = 20_000,
     keep: Annotated[Path | None, typer.Option(help="Keep all of it in this new directory.")] = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """From nothing to a verified release: data, budget, training, review, signature, download; in minutes."""
     from client.demo import Settings, run
 
-    run(Settings(images=images, epsilon=epsilon), port=port, keep=keep)
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        told = run(Settings(images=images, epsilon=epsilon), port=port, keep=keep)
+    if as_json:
+        connection.print_json(told)
 
 
 @app.command()

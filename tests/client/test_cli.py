@@ -13,12 +13,13 @@ import time
 import uuid
 
 import pytest
+import typer
 from sqlalchemy import text
 
-from client import connection
+from client import connection, jobs
 from client.api import Sluice
 from client.ledger import verify_account
-from client.main import main
+from client.main import app, main
 from core.stores import s3
 from tests.e2e.serving import Site, api_processes, own_database
 
@@ -607,14 +608,73 @@ def test_people_and_their_keys(site, sluice, told):
     assert "nobody here is called nobody" in err
 
 
-def test_every_command_has_json_and_the_connection(capsys, monkeypatch):
-    for group in ("datasets", "jobs", "ledger", "people", "keys"):
-        import typer.main
+# -- what is the same everywhere
 
-        from client.main import app
+AT_HOME = {("releases", "verify"), ("releases", "sample")}  # these ask nobody
 
-        commands = typer.main.get_command(app).commands[group].commands
-        for name, command in commands.items():
+
+def test_every_command_has_json_and_the_connection():
+    groups = typer.main.get_command(app).commands
+    for group in ("datasets", "jobs", "releases", "ledger", "people", "keys"):
+        for name, command in groups[group].commands.items():
             options = {option for each in command.params for option in each.opts}
-            assert {"--json", "--url", "--key"} <= options, (group, name)
+            assert ({"--json"} if (group, name) in AT_HOME else {"--json", "--url", "--key"}) <= options, name
             assert command.help, (group, name)
+    for name in ("login", "train", "verify", "demo"):
+        assert "--json" in {option for each in groups[name].params for option in each.opts}, name
+
+
+def test_every_exit_code_is_documented(sluice):
+    _, out, _ = sluice("--help")
+    told = " ".join(out.replace("│", " ").split())
+    for code in (
+        "0 done",
+        "1 refused",
+        "2 wrong usage",
+        "3 a release that is altered",
+        "4 a release that was",
+    ):
+        assert code in told
+
+
+def test_the_shell_completes_commands(monkeypatch):
+    command = [sys.executable, "-c", "from client.main import main; main()"]
+    asked = {"_SLUICE_COMPLETE": "complete_bash", "COMP_WORDS": "sluice rel", "COMP_CWORD": "1"}
+    patched = "import sys; sys.argv[0] = 'sluice'; " + command[2]
+    done = subprocess.run(
+        [*command[:2], patched], capture_output=True, text=True, env=os.environ | asked, check=False
+    )
+    assert done.stdout.split() == ["releases"], done.stderr
+
+
+# -- training in one command
+
+
+def test_train_prices_charges_and_enqueues_within_the_epsilon(site, told):
+    dataset, _ = site.ready_dataset(site.curator_id, capacity=10**11)
+    small = ["--method", "dpgan", "--set", "rate=0.1", "--set", "steps=5", "--set", "recipe=fast-cpu"]
+    job = told("train", dataset.id, "--epsilon", 2, *small, "--detach", key=site.curator)
+    assert job["state"] == "queued"
+    assert 1.99 < job["epsilon"]["renyi"] <= 2
+    assert (job["plan"]["steps"], job["plan"]["expected_batch"]) == (5, 100)
+    by_default = told("train", dataset.id, "--epsilon", 2, "--detach", key=site.curator)
+    assert by_default["plan"]["kind"] == jobs.BEST
+    assert by_default["epsilon"]["renyi"] <= 2
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["--method", "magic"], "there is no method magic: sluice quote --help lists them"),
+        (["--method", "dpgan", "--set", "steps"], "'steps' sets nothing"),
+        (["--method", "dpgan", "--set", "noise=-1"], "The plan cannot be trained as written"),
+        (["--method", "dpgan", "--set", "colour=red"], "The plan cannot be trained as written"),
+        (["--method", "dpgan", "--set", "recipe=magic"], "There is no preset of that name"),
+    ],
+)
+def test_a_training_that_cannot_be_is_refused_before_it_is_charged(site, sluice, told, more, sentence):
+    dataset, _ = site.ready_dataset(site.curator_id, capacity=10**11)
+    code, _, err = sluice("train", dataset.id, "--epsilon", 2, *more, "--detach", key=site.curator)
+    assert code == 1
+    assert sentence in err
+    assert told("jobs", "list", key=site.curator) == []
