@@ -2,8 +2,8 @@
 
     python -m bench.sampling [--count 4096] [--json]
 
-Two sizes of the generator of "Private GANs, Revisited", 28 x 28 and 32 x 32 x 3, on one thread, in CPU seconds.
-Speed does not depend on the weights, so they are untrained. `bundle` counts drawing, pictures and all files.
+Two sizes of the generator of "Private GANs, Revisited", 28 x 28 and 32 x 32 x 3, on one thread, in CPU
+seconds. Speed does not depend on the weights, so they are untrained. "bundled" counts all files of a release.
 """
 
 import argparse
