@@ -22,6 +22,7 @@ from privacy.plans import Target
 from privacy.plans.adapt import AdaptPlan, AdaptRecipe
 from privacy.relation import Relation
 from worker.mechanisms.noise import SecureRng
+from worker.synthesizers.classifier import Classifier
 from worker.trainers.adapt import AdaptTraining
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -70,7 +71,8 @@ def main() -> None:
         before = 0.0
         for progress in run.steps():
             if progress.step == recipe.source_steps:
-                before = np.mean(run.unadapted().predict(test.pixels) == test.labels)
+                unadapted = Classifier(run.shape, run.network)
+                before = np.mean(unadapted.predict(test.pixels) == test.labels)
         after = np.mean(run.synthesizer().predict(test.pixels) == test.labels)
         rows.append({"seed": seed, "before": round(float(before), 4), "after": round(float(after), 4)})
         print(f"{rows[-1]}  {time.process_time() - start:.0f} CPU s", flush=True)

@@ -13,8 +13,9 @@ from privacy.problems import InvalidPlan
 class AdaptRecipe(Recipe):
     """How the classifier learns. Public, and without any bearing on the cost.
 
-    `source_steps` come first, on public images alone. In the steps that follow, `match` weighs the distance
-    between latents beside the loss on labels, and made-up noise is drawn `noises` times over.
+    `source_steps` come first, on public images alone. In the steps that follow the classifier goes on at
+    `rate` and the lens learns at `lens_rate`, both sinking to zero along a cosine; latents of public images
+    are compared under `noises` noises.
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
@@ -25,16 +26,15 @@ class AdaptRecipe(Recipe):
     features: int = 16
     source_steps: int = 500
     source_rate: float = 1e-3
-    rate: float = 3e-4
-    match: float = 100.0
+    rate: float = 1e-3
+    lens_rate: float = 1e-2
     noises: int = 4
 
     def __post_init__(self) -> None:
         for name, most in (("features", 512), ("source_steps", 10**6), ("noises", 1000)):
             check(name, type(value := getattr(self, name)) is int and 1 <= value <= most)
-        for name in ("source_rate", "rate"):
+        for name in ("source_rate", "rate", "lens_rate"):
             check(name, 0 < getattr(self, name) <= 1)
-        check("match", 0 <= self.match <= 1e6)
 
 
 @dataclass(frozen=True, kw_only=True)

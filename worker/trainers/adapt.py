@@ -1,9 +1,9 @@
 """Domain adaptation: Algorithm 2 of the DP-SWD paper, without the gradient that it must not have.
 
-A classifier is an encoder and a head. It first learns public images with their labels. Then its encoder is
-fixed for private images, and another, for public ones, goes on from there: its latents are to be told apart
-by class, and to be distributed as noisy projections say that those of private images are. The head that
-learned on such latents is released with the fixed encoder.
+A classifier is an encoder and a head. It first learns public images with their labels; a copy of its encoder
+is then fixed, and gives public and private images alike their latents. A lens, through which public images
+are seen from then on, learns to make their latents distributed as noisy projections say that those of
+private images are, while the classifier goes on learning what it sees through the lens, labels and all.
 
 In the paper one encoder serves both, and its gradient flows through private images too. That gradient holds
 the derivative of the encoder at private images, which is no function of the noisy projections.
@@ -37,6 +37,26 @@ from worker.trainers.swd import ImageRows, fill, kept
 
 # Public images in a step on them alone, and those that the centre and the scale of latents come from.
 SOURCE_BATCH, MEASURED = 128, 2000
+# How much of a pixel beyond black or white still counts: without any it would have no gradient.
+BEYOND = 0.05
+
+
+class Lens(nn.Module):
+    """Moves, stretches and turns images, blurs or sharpens them, sets their brightness: all of them alike."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.frame = nn.Parameter(torch.eye(2, 3))
+        self.blur = nn.Parameter(torch.zeros(channels, 1, 5, 5))
+        self.light = nn.Parameter(torch.zeros(channels))
+        nn.init.dirac_(self.blur, groups=channels)
+
+    def forward(self, images: Tensor) -> Tensor:
+        places = F.affine_grid(self.frame.expand(len(images), 2, 3), list(images.shape), align_corners=False)
+        moved = F.grid_sample((images + 1) / 2, places, align_corners=False)
+        seen = F.conv2d(moved, self.blur, self.light, padding=2, groups=len(self.blur))
+        inside = seen.clamp(0, 1)
+        return 2 * (inside + BEYOND * (seen - inside)) - 1
 
 
 class AdaptTraining:
@@ -44,7 +64,7 @@ class AdaptTraining:
 
     Guarantee: each step releases noisy projections of the latents of a batch of fixed size, drawn without
     replacement; the latents of an image depend on it and on public things alone, and are clipped by
-    themselves; see docs/guarantees.md#swd. All that is learned is computed from these releases, from the
+    themselves; see docs/guarantees.md#swd. Classifier and lens are computed from these releases, from the
     source and from randomness.
     """
 
@@ -68,11 +88,15 @@ class AdaptTraining:
             torch.manual_seed(int(rng.words(1)[0]) >> 1)
             self.network = Network(self.shape).to(self.device)
         self.fixed = deepcopy(self.network.encoder)
+        self.lens = Lens(self.shape.channels).to(self.device)
         self.centre = torch.zeros(plan.dim, device=self.device)
         self.scale = torch.ones((), device=self.device)
-        self.parameters = list(self.network.parameters())
-        self.optimizer = torch.optim.Adam(self.parameters, lr=recipe.source_rate, fused=True)
-        start_state(self.optimizer)
+        self.optimizers = {
+            "network": torch.optim.Adam(self.network.parameters(), fused=True),
+            "lens": torch.optim.Adam(self.lens.parameters(), betas=(0.9, 0.99), fused=True),
+        }
+        for optimizer in self.optimizers.values():
+            start_state(optimizer)
         self.learned = 0
         self.seen: dict[str, float] = {}
 
@@ -110,8 +134,7 @@ class AdaptTraining:
 
     def learn_source(self) -> None:
         images, labels = self.known(SOURCE_BATCH)
-        loss = F.cross_entropy(self.network(images), labels)
-        self.follow(loss, self.recipe.source_rate)
+        self.descend("network", F.cross_entropy(self.network(images), labels), self.recipe.source_rate)
         self.learned += 1
 
     @torch.no_grad()
@@ -130,25 +153,27 @@ class AdaptTraining:
         return (latents - self.centre) / self.scale
 
     def adapt(self, along: Tensor, quantiles: Tensor) -> None:
-        """A step towards the release: post-processing. Only latents of public images have a gradient."""
+        """A step towards the release: post-processing. Public images alone are differentiated at."""
         images, labels = self.known(self.plan.batch)
-        latents = self.network.encoder(images)
-        rows = clipped(self.rows(latents), self.plan.row_bound)
+        seen = self.lens(images)
+        rows = clipped(self.rows(self.fixed(seen)), self.plan.row_bound)
         how = {"noise_stddev": self.plan.noise_stddev, "noises": self.recipe.noises}
         distance, pull = smoothed(rows.detach(), along, quantiles, source=self.random, **how)
-        loss = F.cross_entropy(self.network.scored(latents), labels)
+        loss = F.cross_entropy(self.network(seen.detach().clamp(-1, 1)), labels)
         self.seen = {"distance": distance, "loss": loss.item()}
-        # A distance along directions is 1 / dim of one between rows.
-        weight = self.recipe.match * self.plan.dim
-        left = (1 + math.cos(math.pi * self.draws.drawn / self.plan.known_steps)) / 2
-        self.follow(loss + weight * (rows * pull).sum(), self.recipe.rate * max(left, 0.01))
+        left = max((1 + math.cos(math.pi * self.draws.drawn / self.plan.known_steps)) / 2, 0.01)
+        self.descend("lens", (rows * pull).sum(), left * self.recipe.lens_rate)
+        self.descend("network", loss, left * self.recipe.rate)
 
-    def follow(self, loss: Tensor, rate: float) -> None:
-        gradients = torch.autograd.grad(loss, self.parameters)
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+    def descend(self, name: str, loss: Tensor, rate: float) -> None:
+        optimizer = self.optimizers[name]
+        [group] = optimizer.param_groups
+        for parameter, gradient in zip(
+            group["params"], torch.autograd.grad(loss, group["params"]), strict=True
+        ):
             parameter.grad = gradient
-        self.optimizer.param_groups[0]["lr"] = rate
-        self.optimizer.step()
+        group["lr"] = rate
+        optimizer.step()
 
     # Private
 
@@ -170,12 +195,13 @@ class AdaptTraining:
 
     def tensors(self) -> dict[str, Tensor]:
         found = {"centre": self.centre, "scale": self.scale}
-        for name in ("network", "fixed"):
+        for name in ("network", "fixed", "lens"):
             part: nn.Module = getattr(self, name)
             found |= {f"{name}.{key}": value for key, value in part.state_dict().items()}
-        for index, parameter in enumerate(self.parameters):
-            for key, value in self.optimizer.state[parameter].items():
-                found[f"optimizer.{index}.{key}"] = value
+        for name, optimizer in self.optimizers.items():
+            for index, parameter in enumerate(optimizer.param_groups[0]["params"]):
+                for key, value in optimizer.state[parameter].items():
+                    found[f"{name}_optimizer.{index}.{key}"] = value
         return found
 
     def checkpoint(self) -> dict[str, Tensor]:
@@ -192,15 +218,10 @@ class AdaptTraining:
     def diagnostics(self) -> dict[str, float]:
         return {name: value for name, value in self.seen.items() if math.isfinite(value)}
 
-    def unadapted(self) -> Classifier:
-        """The classifier as the source alone made it. Call it before the first release; it is public."""
-        return Classifier(self.shape, deepcopy(self.network).cpu())
-
     def synthesizer(self) -> Classifier:
         if not self.draws.drawn == self.releases.made == self.plan.known_steps:
             raise Failure(Fault.ACCOUNTING_MISMATCH)
         network = deepcopy(self.network).cpu()
-        network.encoder.load_state_dict(self.fixed.state_dict())
         # A function of noised releases, so that it may be known.
         if not all(parameter.isfinite().all() for parameter in network.parameters()):
             raise Failure(Fault.DIVERGED)
