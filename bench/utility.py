@@ -20,6 +20,7 @@ import subprocess
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,18 @@ BODIES: dict[str, dict[str, Body]] = {
     "dpgan": {"fast-cpu": {"batch": 128, "steps": 20_000}, "paper": {"batch": 512, "steps": 174_000}},
     "sinkhorn": {"fast-cpu": {"batch": 50, "steps": 2_000}, "paper": {"batch": 50, "steps": 160_000}},
     "gswgan": {"fast-cpu": {"parts": 100, "steps": 2_000}, "paper": {"parts": 1000, "steps": 20_000}},
-    "swd": {"fast-cpu": {"batch": 250, "steps": 3_000}, "paper": {"batch": 100, "steps": 60_100}},
-    "swd_one_shot": {"fast-cpu": {}, "paper": {}},
+    "swd": {
+        "fast-cpu": {
+            "batch": 100,
+            "steps": 100_000,
+            "directions": 16,
+            "frequencies": 6,
+            "dim": 6 * 6 + 10,
+            "label_weight": 6.0,
+        },
+        "paper": {"batch": 100, "steps": 60_100},
+    },
+    "swd_one_shot": {"fast-cpu": {"directions": 3000}, "paper": {"directions": 3000}},
 }
 
 
@@ -115,7 +126,7 @@ def plan_for(asked: Asked, records: int, steps: int | None = None) -> Plan:
         body["sampling_prob"] = rate_of(records=records, batch=min(batch, records))
         body |= {"expected_batch": float(batch)} if "expected_batch" in known else {}
     if "dim" in known:
-        body |= {"records": records, "dim": 28 * 28 + 10}
+        body = {"records": records, "dim": 28 * 28 + 10} | body
     if cls.recipes is not None:
         body["recipe"] = asked.preset
     if steps is not None:
@@ -138,7 +149,7 @@ def fitting_steps(asked: Asked, train: Images, device: str) -> int | None:
     run = TRAINERS[plan.kind](trial, train, rng=SecureRng(), device=device).steps()
     next(run)
     start = time.perf_counter()
-    taken = sum(1 for _ in run)
+    taken = sum(1 for _ in islice(run, TRIAL_STEPS - 1))
     most = int(0.9 * asked.budget * taken / (time.perf_counter() - start))
     return most if most < plan.known_steps else asked.steps
 

@@ -69,11 +69,11 @@ class OneShotRecipe(GeneratorRecipe):
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {"generator_steps": 20_000, "average_decay": 0.999},
-        "fast-cpu": {"average_decay": 0.98},
+        "fast-cpu": {"average_decay": 0.98, "rate": 3e-3},
     }
 
     generator_steps: int = 2000
-    images: int = 30
+    images: int = 20
     compared: int = 400
 
     def __post_init__(self) -> None:
