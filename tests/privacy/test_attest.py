@@ -211,6 +211,7 @@ def test_any_file_changed_missing_or_added_is_found():
     "change",
     [
         lambda p: p.update(bundle="0" * 64),
+        lambda p: (p.update(bundle="0" * 64), p["review"]["approvals"][0].update(digest="0" * 64)),
         lambda p: p.update(release="another"),
         lambda p: p.update(more="unknown"),
         lambda p: p.pop("review"),
