@@ -98,6 +98,7 @@ class Service:
         self.files = [self.described(path) for path in sorted(self.contents())]
         self.view = {"id": release, "name": name, "state": "published", "files": self.files}
         self.asked, self.ranges, self.signed = [], [], 0
+        self.has_ranges = True
         self.cut_after = None  # bytes the store gives before it hangs up
         self.expired = set()  # numbers of signatures that no longer work
         self.instead = {}  # path → other bytes
@@ -155,7 +156,7 @@ class Service:
                     return self.reply(b"expired", 403)
                 body = service.instead.get(path) or Path(service.directory, path).read_bytes()
                 start = 0
-                if wanted := self.headers.get("Range"):
+                if (wanted := self.headers.get("Range")) and service.has_ranges:
                     start = int(wanted.removeprefix("bytes=").removesuffix("-"))
                     service.ranges.append((path, start))
                 if service.cut_after is not None and len(body) - start > service.cut_after:

@@ -101,6 +101,18 @@ def test_a_download_that_ended_goes_on_with_the_next(resume, service, release, p
     assert same(tmp_path / "pets", published[0])
 
 
+def test_a_store_without_ranges_gives_all_of_a_file_again(service, release, published, tmp_path):
+    service.cut_after, pauses = 4000, []
+
+    def heal(seconds):
+        pauses.append(seconds)
+        service.cut_after, service.has_ranges = None, False
+
+    release.download(tmp_path / "pets", pause=heal)
+    assert pauses == [0.5]
+    assert same(tmp_path / "pets", published[0])
+
+
 def test_a_store_that_gives_nothing_is_not_asked_for_ever(service, release, tmp_path):
     service.cut_after, pauses = 0, []
     with pytest.raises(CannotRun, match="what did is kept"):
