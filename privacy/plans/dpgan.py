@@ -15,8 +15,9 @@ class DPGANRecipe(Recipe):
 
     `network` is "conv", the paper's, or "dense": hidden layers of so many features, with batch norm in the
     generator; an order of magnitude quicker on a CPU. A dense discriminator is also taught the labels of real
-    records, with `label_weight`, and the generator by it. `discriminator_decay` pulls weights back to zero,
-    which noise drives away from it.
+    records, with `label_weight`. `discriminator_decay` pulls weights back to zero, which noise drives away
+    from it. `variety` rewards a generator whose images of one label differ.
+
     `discriminator_steps` are taken for each generator step. With `accuracy_floor` they go up the ladder 1, 2,
     5, 10, ... when the average accuracy on fakes has sunk to it, but no sooner than 2 / (1 - accuracy_decay)
     generator steps after the last time. With `average_decay` the synthesizer has the running average of the
@@ -30,10 +31,11 @@ class DPGANRecipe(Recipe):
             "discriminator_features": 128,
             "generator_features": 256,
             "latent": 32,
-            "discriminator_rate": 5e-4,
-            "generator_rate": 5e-4,
+            "discriminator_rate": 1e-3,
+            "generator_rate": 1e-3,
             "discriminator_decay": 1.0,
             "label_weight": 1.0,
+            "variety": 5.0,
             "accuracy_floor": None,
             "average_decay": 0.995,
             "physical_batch": 2048,
@@ -49,6 +51,7 @@ class DPGANRecipe(Recipe):
     betas: tuple[float, float] = (0.5, 0.999)
     discriminator_decay: float = 0.0
     label_weight: float = 0.0
+    variety: float = 0.0
     discriminator_steps: int = 1
     accuracy_floor: float | None = 0.6
     accuracy_decay: float = 0.99
@@ -65,6 +68,7 @@ class DPGANRecipe(Recipe):
         for name in ("discriminator_rate", "generator_rate"):
             check(name, 0 < getattr(self, name) <= 1)
         check("discriminator_decay", 0 <= self.discriminator_decay <= 1e3)
+        check("variety", 0 <= self.variety <= 1e3)
         check("label_weight", 0 <= self.label_weight <= (1e3 if self.network == "dense" else 0))
         check("betas", len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas))
         check("accuracy_floor", self.accuracy_floor is None or 0 < self.accuracy_floor < 1)

@@ -18,7 +18,8 @@ class GSWGANRecipe(Recipe):
     Discriminators see, and answer in, the lowest `frequencies` of each side of an image, or all of them. In a
     turn each takes `discriminator_steps` on `part_batch` records of its part and as many fakes; in its first,
     `first_steps`. `penalty` weighs max(0, |gradient| - 1)^2 between the two. `abreast` discriminators are in
-    memory at a time. With `average_decay` the synthesizer has the running average of the generator's weights.
+    memory at a time. `variety` rewards a generator whose images of one label differ. With `average_decay` the
+    synthesizer has the running average of the generator's weights.
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
@@ -43,6 +44,7 @@ class GSWGANRecipe(Recipe):
     first_steps: int = 30
     part_batch: int = 32
     penalty: float = 10.0
+    variety: float = 0.0
     discriminator_rate: float = 2e-3
     generator_rate: float = 2e-3
     average_decay: float | None = 0.9
@@ -56,6 +58,7 @@ class GSWGANRecipe(Recipe):
         check("generator_features", self.generator_features >= 2)
         for name in ("discriminator_steps", "first_steps"):
             check(name, is_whole(getattr(self, name), most=100_000))
+        check("variety", 0 <= self.variety <= 1e3)
         check("penalty", 0 < self.penalty <= 1e6)
         for name in ("discriminator_rate", "generator_rate"):
             check(name, 0 < getattr(self, name) <= 1)

@@ -21,10 +21,10 @@ from worker.synthesizers.dcgan import DCGAN, Generator
 from worker.synthesizers.dense import Dense
 from worker.synthesizers.image import ARCHITECTURE, WEIGHTS, ImageSynthesizer
 from worker.trainers.dpgan import LADDER, DPGANTraining, Pace, adversarial_loss, labelled_loss
-from worker.trainers.networks import BatchNormed, DenseDiscriminator, Discriminator
+from worker.trainers.networks import BatchNormed, DenseDiscriminator, Discriminator, difference
 
 SMALL = DPGANRecipe(discriminator_features=16, generator_features=16, latent=4, physical_batch=8)
-DENSE = replace(SMALL, network="dense", label_weight=0.5, discriminator_decay=0.1)
+DENSE = replace(SMALL, network="dense", label_weight=0.5, discriminator_decay=0.1, variety=0.5)
 
 
 class Rows(ImageRows):
@@ -151,6 +151,11 @@ def test_the_dense_discriminator_scores_by_label():
         scores, found = scored.judged(images, torch.full((3,), label))
         assert torch.allclose(scores, alone + logits[:, label], atol=1e-5)
         assert torch.allclose(found, logits, atol=1e-5)
+
+
+def test_the_difference_is_that_of_the_halves():
+    images = torch.tensor([0.0, 1.0, 0.5, -1.0]).view(4, 1, 1, 1)
+    assert difference(images) == pytest.approx((0.5 + 2.0) / 2)
 
 
 def test_labels_are_taught_by_real_records_alone():
@@ -443,6 +448,7 @@ def test_recipes_read_back_as_they_were_written():
         {"network": "transformer"},
         {"label_weight": 1.0},  # for dense networks only
         {"discriminator_decay": -1.0},
+        {"variety": -1.0},
         {"discriminator_features": 15},
         {"generator_features": 8},
         {"latent": 0},

@@ -19,7 +19,14 @@ from worker.mechanisms.sampling import PoissonSampling, Rows, uniform
 from worker.synthesizers.dcgan import DCGAN
 from worker.synthesizers.dense import Dense
 from worker.synthesizers.image import ImageSynthesizer
-from worker.trainers.networks import BatchNormed, DenseDiscriminator, Discriminator, numbers, start_state
+from worker.trainers.networks import (
+    BatchNormed,
+    DenseDiscriminator,
+    Discriminator,
+    difference,
+    numbers,
+    start_state,
+)
 from worker.trainers.progress import Progress
 
 LADDER = [digit * 10**power for power in range(5) for digit in (1, 2, 5)]
@@ -185,17 +192,18 @@ class DPGANTraining:
     def improve_generator(self) -> None:
         """One step on -log D of fresh fakes: post-processing of the noised discriminator."""
         latents, labels = self.latents(self.fakes)
+        half = self.fakes // 2
+        labels[half : 2 * half] = labels[:half]
         images = self.generator(latents, labels)
-        # As if they were real: -log D, and their labels where these are told.
-        losses = self.loss(self.discriminator, images, labels, torch.ones_like(labels, dtype=torch.bool))
+        scores = self.discriminator(images, labels)
+        loss = F.softplus(-scores).mean() - self.recipe.variety * difference(images[: 2 * half])
         parameters = list(self.generator.parameters())
-        gradients = torch.autograd.grad(losses.mean(), parameters)
+        gradients = torch.autograd.grad(loss, parameters)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         self.generator_optimizer.step()
         self.generator_steps += 1
-        with torch.no_grad():
-            self.pace.saw((self.discriminator(images, labels) < 0).double().mean().item())
+        self.pace.saw((scores < 0).double().mean().item())
         # Slow averages start quick: the first generators are not worth remembering.
         steps, most = self.generator_steps, self.recipe.average_decay or 0.0
         share = 1 - min(most, (1 + steps) / (10 + steps))

@@ -18,11 +18,11 @@ from privacy.events import Query
 from privacy.plans.gswgan import GSWGANPlan, GSWGANRecipe
 from worker.mechanisms.clipping import clip_rows
 from worker.mechanisms.noise import GaussianNoise, Rng
-from worker.mechanisms.sampling import PartRotation, Rows
+from worker.mechanisms.sampling import PartRotation, Rows, uniform
 from worker.synthesizers.dcgan import SLOPE
 from worker.synthesizers.dense import Dense
 from worker.synthesizers.image import ImageSynthesizer
-from worker.trainers.networks import BatchNormed, numbers, start_state
+from worker.trainers.networks import BatchNormed, difference, numbers, start_state
 from worker.trainers.progress import Progress
 
 
@@ -124,6 +124,8 @@ class GSWGANTraining:
             self.generator.parameters(), lr=recipe.generator_rate, betas=(0.5, 0.99), fused=True
         )
         start_state(self.optimizer)
+        # Of an even number, for pairs; two at least, for batch norm.
+        self.shown = plan.images + plan.images % 2
         self.last: dict[str, float] = {}
 
         self.sampling = PartRotation(
@@ -158,13 +160,14 @@ class GSWGANTraining:
 
     def steps(self) -> Iterator[Progress]:
         for batch in self.draws:
-            latents, labels = self.latents(max(2, self.plan.images))  # two at least, for batch norm
-            images = self.generator(latents, labels)[: self.plan.images]
-            seen = self.frequencies.of(images)
+            latents, labels = self.latents(self.shown)
+            images = self.generator(latents, labels)
+            seen = self.frequencies.of(images[: self.plan.images])
             total = self.answers(batch, seen.detach(), labels[: self.plan.images])
             noisy = self.releases.release(total)
-            # Divided by the size of the panel: a public constant, as Adam needs no more.
-            self.follow(seen, (noisy / self.plan.panel).float().view_as(seen))
+            # Divided by the most that a panel can say: a public constant.
+            most = self.plan.panel * self.plan.clip_norm
+            self.follow(images, seen, (noisy / most).float().view_as(seen))
             yield Progress(self.draws.drawn, self.plan.known_steps)
 
     def answers(self, batch: np.ndarray, seen: Tensor, labels: Tensor) -> Tensor:
@@ -225,7 +228,7 @@ class GSWGANTraining:
             made = alike(fake, labels, len(real))
             scored = several.scores(real, kinds).mean(1) * present
             gap = scored - several.scores(*made).mean(1)
-            share = self.uniform(*real.shape[:2], 1)
+            share = self.shares(*real.shape[:2], 1)
             between = several.gradients(share * real + (1 - share) * made[0], kinds)
             # One-sided: none has to be steep where it knows nothing, and so they agree more.
             excess = F.relu((between.square().sum(2) + 1e-12).sqrt() - 1)
@@ -238,10 +241,11 @@ class GSWGANTraining:
             optimizer.step()
         return gap.detach().nan_to_num()
 
-    def follow(self, seen: Tensor, gradient: Tensor) -> None:
+    def follow(self, images: Tensor, seen: Tensor, gradient: Tensor) -> None:
         """One step of the generator along the noised answers: post-processing."""
         parameters = list(self.generator.parameters())
-        gradients = torch.autograd.grad(seen, parameters, gradient)
+        loss = (seen * gradient).sum() - self.recipe.variety * difference(images)
+        gradients = torch.autograd.grad(loss, parameters)
         for parameter, piece in zip(parameters, gradients, strict=True):
             parameter.grad = piece
         self.optimizer.step()
@@ -251,16 +255,17 @@ class GSWGANTraining:
             mean.lerp_(value, share)
 
     def latents(self, count: int) -> tuple[Tensor, Tensor]:
-        """Latents, and labels that take turns whatever the labels of the records are."""
+        """Latents, and labels in turn from a random one on, the same for both halves; records have no say."""
         normals = self.rng.normals(count * self.shape.latent).view(count, -1)
-        return normals.float(), torch.arange(count) % self.shape.classes
+        first = int(uniform(1, self.shape.classes, self.rng)[0])
+        return normals.float(), (first + torch.arange(count) % (count // 2)) % self.shape.classes
 
     @torch.no_grad()
     def made_up(self, count: int) -> tuple[Tensor, Tensor]:
         latents, labels = self.latents(count)
         return self.frequencies.of(self.generator(latents, labels)), labels
 
-    def uniform(self, *shape: int) -> Tensor:
+    def shares(self, *shape: int) -> Tensor:
         words = self.rng.words(math.prod(shape)) >> np.uint64(40)
         return torch.from_numpy(words.astype(np.float32)).mul_(2.0**-24).view(shape)
 

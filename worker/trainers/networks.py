@@ -137,6 +137,16 @@ def area(size: Size) -> int:
     return size[0] * size[1]
 
 
+def difference(images: Tensor) -> Tensor:
+    """How far images of the first half are from those of the second, of the same labels and other latents.
+
+    Generators are rewarded for it (Mao et al. 2019): a discriminator sees one image at a time, and under
+    noise does not ask for more than one of a label.
+    """
+    one, other = images.chunk(2)
+    return (one - other).abs().mean()
+
+
 def numbers(module: nn.Module) -> list[Tensor]:
     """Weights, and the statistics of batch norms where there are any."""
     return [value for value in module.state_dict().values() if value.is_floating_point()]
