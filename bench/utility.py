@@ -63,6 +63,7 @@ BODIES: dict[str, dict[str, Body]] = {
         },
         "paper": {"batch": 100, "steps": 60_100},
     },
+    "atlas": {"fast-cpu": {}, "paper": {}, "demo": {}},
     "swd_one_shot": {"fast-cpu": {"directions": 3000}, "paper": {"directions": 3000}},
 }
 

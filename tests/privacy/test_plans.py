@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privacy.accountant import Accountant, Reading
-from privacy.events import Geometry, Query
+from privacy.events import Composition, Geometry, Query
 from privacy.plans import PLANS, Clipping, PublishedReading, Target, plan_from_dict
+from privacy.plans.atlas import AtlasPlan
 from privacy.plans.base import rate_of, rounded_up
 from privacy.plans.dpgan import DPGANPlan
 from privacy.plans.gswgan import GSWGANPlan
@@ -29,6 +30,8 @@ EXAMPLES = [
     SWDOneShotPlan(),
     SWDOneShotPlan(features=Features.WAVES, directions=64),
     SinkhornPlan(steps=60, sampling_prob=0.1, clipping=Clipping.SEMIDUAL),
+    AtlasPlan(),
+    AtlasPlan(steps=12, rounds=1, charts=3, judge_share=0.2),
 ]
 named = pytest.mark.parametrize("plan", EXAMPLES, ids=lambda plan: plan.kind)
 
@@ -119,8 +122,10 @@ def test_plans_read_back_from_json_as_the_same_plan(plan):
 def test_what_a_plan_adds_as_noise_is_what_its_event_states():
     for plan in EXAMPLES:
         ready = replace(plan, noise_multiplier=1.7)
-        assert ready.event().noise_stddev == ready.noise_stddev
-        assert ready.event().steps == ready.steps
+        event = ready.event()
+        parts = event.events if isinstance(event, Composition) else (event,)
+        assert {part.noise_stddev for part in parts} == {ready.noise_stddev}
+        assert sum(part.steps for part in parts) == ready.steps
     joint, each = EXAMPLES[1], EXAMPLES[2]
     assert replace(joint, noise_multiplier=1.0).noise_stddev == 2.0
     assert replace(each, noise_multiplier=1.0).noise_stddev == pytest.approx(2 * 0.5 * math.sqrt(20))

@@ -10,6 +10,7 @@ from safetensors.torch import load, save
 
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
+from privacy.plans.atlas import AtlasPlan, AtlasRecipe
 from privacy.plans.base import Clipping, Plan
 from privacy.plans.dpgan import DPGANPlan, DPGANRecipe
 from privacy.plans.gswgan import GSWGANPlan, GSWGANRecipe
@@ -33,6 +34,13 @@ class CountedRows(ImageRows):
 
 # A plan that shows so many steps, all of them paid for or not, with its recipe inside.
 PLANS: dict[str, Callable[[int], Plan]] = {
+    "atlas": lambda steps: AtlasPlan(
+        steps=max(steps, 5),
+        noise_multiplier=1.0,
+        rounds=1,
+        charts=2,
+        recipe=AtlasRecipe(frequencies=4, axes=3, tries=2),
+    ),
     "dpgan": lambda steps: DPGANPlan(
         steps=steps,
         noise_multiplier=1.0,
@@ -92,7 +100,9 @@ def test_trainer_draws_exactly_what_it_planned(kind):
     said = list(run.steps())
     assert said == [Progress(step, 6) for step in range(1, 7)]
     assert run.plan.progress_steps == 6
-    assert run.records.asked == run.draws.drawn == run.releases.made == run.plan.known_steps
+    assert run.draws.drawn == run.releases.made == run.plan.known_steps
+    # An atlas remembers what it saw of the records.
+    assert run.records.asked == (1 if kind == "atlas" else run.draws.drawn)
     assert isinstance(run.synthesizer(), ImageSynthesizer)
     assert list(run.steps()) == []
     with pytest.raises(Failure) as failure:
@@ -157,7 +167,7 @@ def test_a_checkpoint_has_no_randomness(kind):
 
 def test_a_checkpoint_that_lacks_something_is_refused(kind):
     kept = training(kind).checkpoint()
-    kept.pop(next(name for name in kept if name.startswith("generator.")))
+    kept.pop(next(name for name in kept if name.startswith(("generator.", "centres"))))
     with pytest.raises(ValueError, match="lacks"):
         training(kind).restore(kept)
 

@@ -12,12 +12,13 @@ from safetensors.torch import load, save
 from torch import nn
 
 from worker.synthesizers.architecture import Architecture, UnfitSynthesizer
+from worker.synthesizers.atlas import Atlas
 from worker.synthesizers.dcgan import DCGAN
 from worker.synthesizers.dense import Dense
 from worker.synthesizers.residual import Residual
 from worker.synthesizers.upsampling import Upsampling
 
-KINDS: dict[str, type[Architecture]] = {cls.kind: cls for cls in (DCGAN, Dense, Residual, Upsampling)}
+KINDS: dict[str, type[Architecture]] = {cls.kind: cls for cls in (DCGAN, Dense, Residual, Upsampling, Atlas)}
 WEIGHTS, ARCHITECTURE = "synthesizer.safetensors", "synthesizer.json"
 # Samples are made this many at a time, so that fewer of them are the first of more.
 CHUNK = 256

@@ -19,6 +19,7 @@ from typing import Protocol
 from torch import Tensor
 
 from worker.synthesizers.image import ImageSynthesizer
+from worker.trainers.atlas import AtlasTraining
 from worker.trainers.dpgan import DPGANTraining
 from worker.trainers.gswgan import GSWGANTraining
 from worker.trainers.progress import Progress
@@ -46,6 +47,7 @@ class Training(Protocol):
 
 
 TRAINERS = {
+    "atlas": AtlasTraining,
     "dpgan": DPGANTraining,
     "gswgan": GSWGANTraining,
     "sinkhorn": SinkhornTraining,

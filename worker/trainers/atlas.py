@@ -1,0 +1,394 @@
+"""Atlas: sums over all records, noised one after the other, from which charts and a judge are made."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from core.faults import Failure, Fault
+from core.schema import ImageSchema
+from privacy.events import Composition, Query
+from privacy.plans.atlas import AtlasPlan, AtlasRecipe
+from worker.mechanisms.clipping import clip_rows
+from worker.mechanisms.noise import GaussianNoise, Releases, Rng
+from worker.mechanisms.sampling import EveryRecord
+from worker.synthesizers.atlas import CONSTANT, Atlas, AtlasNetwork, judged
+from worker.synthesizers.image import ImageSynthesizer
+from worker.trainers.progress import Progress
+from worker.trainers.swd import ImageRows, fill, kept
+
+# Records looked at in one go.
+CHUNK = 1024
+# What the first sum is clipped to, as a share of the longest an image can be: nothing else is known yet.
+FIRST_REACH = 0.6
+# A group is taken for no smaller than this, whatever its noisy count says.
+FEWEST = 20.0
+
+
+def architecture(schema: ImageSchema, plan: AtlasPlan, recipe: AtlasRecipe) -> Atlas:
+    if schema.kind != "image" or not all(8 <= side <= 64 for side in (schema.height, schema.width)):
+        raise Failure(Fault.SCHEMA_MISMATCH)
+    return Atlas.fitting(
+        height=schema.height,
+        width=schema.width,
+        channels=schema.channels,
+        classes=len(schema.classes),
+        frequencies=recipe.frequencies,
+        axes=recipe.axes,
+        charts=plan.charts,
+        tries=recipe.tries,
+        between=round(1000 * recipe.between),
+        detour=round(1000 * recipe.detour),
+    )
+
+
+@dataclass(frozen=True)
+class Noises:
+    """The noise of every stage, one stage after the other."""
+
+    stages: dict[str, GaussianNoise]
+
+    @property
+    def steps(self) -> int:
+        return sum(noise.steps for noise in self.stages.values())
+
+    def stage(self, step: int) -> str:
+        """What the step of this number, counted from one, is for."""
+        for name, noise in self.stages.items():
+            if step <= noise.steps:
+                return name
+            step -= noise.steps
+        raise Failure(Fault.ACCOUNTING_MISMATCH)
+
+    def releases(self, rng: Rng, *, made: int = 0) -> "StagedReleases":
+        parts, left = {}, made
+        for name, noise in self.stages.items():
+            parts[name] = noise.releases(rng, made=min(left, noise.steps))
+            left -= parts[name].made
+        return StagedReleases(self, parts)
+
+
+@dataclass
+class StagedReleases:
+    """Counts what was released; each stage no oftener than planned."""
+
+    noise: Noises
+    parts: dict[str, Releases] = field(repr=False)
+
+    @property
+    def made(self) -> int:
+        return sum(part.made for part in self.parts.values())
+
+    def release(self, total: Tensor) -> Tensor:
+        return self.parts[self.noise.stage(self.made + 1)].release(total)
+
+
+@dataclass(repr=False)
+class Seen:
+    """Every record as the sums see it, each row from one record. Private."""
+
+    vectors: Tensor
+    features: Tensor
+    labels: Tensor
+
+    def chunks(self) -> "Iterator[Seen]":
+        for start in range(0, len(self.labels), CHUNK):
+            part = slice(start, start + CHUNK)
+            yield Seen(self.vectors[part].double(), self.features[part].float(), self.labels[part])
+
+
+class AtlasTraining:
+    """Released sum by sum, each chosen after the last was understood.
+
+    Guarantee: every step is a Gaussian release of a sum over all records, to which each record adds a vector
+    of norm at most plan.bound(stage), whatever was released before; see docs/guarantees.md#atlas. What is
+    made of the sums costs nothing. A checkpoint keeps what was made of them, so that none is released again.
+    """
+
+    def __init__(
+        self,
+        plan: AtlasPlan,
+        records: ImageRows,
+        *,
+        rng: Rng,
+        recipe: AtlasRecipe | None = None,
+        device: str | None = None,
+    ) -> None:
+        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.plan, self.records, self.rng = plan, records, rng
+        self.recipe = recipe = recipe or plan.known_recipe
+        self.shape = shape = architecture(records.schema, plan, recipe)
+        self.cosines, self.features = shape.cosines, shape.features
+        self.classes, self.charts, self.axes = shape.classes, shape.charts, shape.axes
+        self.longest = FIRST_REACH * math.sqrt(math.prod(self.cosines.shape))
+        self._seen: Seen | None = None
+        self.said: dict[str, float] = {}
+
+        size, axes, groups = self.cosines.size, self.axes, self.classes * self.charts
+        sizes = {
+            "means": self.classes * (size + 2),
+            "spread": pairs(size),
+            "centres": groups * (axes + 1),
+            "shapes": groups * (1 + axes + pairs(axes)),
+            "judge": self.classes * (self.features.size + 1),
+        }
+        self.sampling = EveryRecord(steps=plan.known_steps)
+        self.noise = Noises(
+            {
+                stage: GaussianNoise(stddev=plan.noise_stddev, size=sizes[stage], steps=steps)
+                for stage, steps in plan.stages.items()
+            }
+        )
+        self.bounds = {stage: noise.inner(plan.bound(stage)) for stage, noise in self.noise.stages.items()}
+        events = tuple(
+            EveryRecord(steps=noise.steps).event(
+                query=Query.SUM, bound=plan.bound(stage), noise_stddev=noise.stddev
+            )
+            for stage, noise in self.noise.stages.items()
+        )
+        if Composition(events=events) != plan.event():
+            raise Failure(Fault.ACCOUNTING_MISMATCH)
+        self.draws = self.sampling.batches(records)
+        self.releases = self.noise.releases(rng)
+
+        def zeros(*sizes: int) -> Tensor:
+            return torch.zeros(sizes, dtype=torch.float64)
+
+        # What is known so far: noised sums, what was made of them, and nothing else.
+        self.known = {
+            "counts": zeros(self.classes),
+            "means": zeros(self.classes, size),
+            "reach": zeros(),
+            "directions": zeros(size, size),
+            "spreads": zeros(size),
+            "centres": zeros(self.classes, self.charts, axes),
+            "weights": zeros(self.classes, self.charts),
+            "factors": zeros(self.classes, self.charts, axes, axes),
+        }
+        for name in ("judge", "momentum", "average"):
+            self.known[name] = zeros(self.classes, self.features.size + 1)
+
+    def steps(self) -> Iterator[Progress]:
+        for everyone in self.draws:
+            stage = self.noise.stage(self.draws.drawn)
+            add, learn = getattr(self, f"add_{stage}"), getattr(self, f"learn_{stage}")
+            total = torch.zeros(self.noise.stages[stage].size, dtype=torch.float64)
+            self.said = {}
+            for part in self.seen(everyone).chunks():
+                add(total, part)
+            bound = self.bounds[stage]
+            noisy = self.releases.release(total * bound) / bound
+            learn(noisy, self.plan.noise_stddev / bound)
+            yield Progress(self.draws.drawn, self.plan.known_steps)
+
+    def seen(self, everyone: np.ndarray) -> Seen:
+        """What the sums need of the records, computed once. One that is not finite adds nothing to any."""
+        if self._seen is None:
+            images, labels = self.records.take(everyone)
+            finite = images.flatten(1).isfinite().all(1)
+            # A label outside the declared classes must not stop the training: stopping would tell of it.
+            images, labels = images[finite].clamp(-1, 1), labels[finite].clamp(0, self.classes - 1)
+            vectors = torch.zeros(len(labels), self.cosines.size)
+            # Half the digits are plenty for a judge and halve the memory.
+            features = torch.zeros(len(labels), self.features.size, dtype=torch.float16)
+            for start in range(0, len(labels), CHUNK):
+                part = slice(start, start + CHUNK)
+                shown = (images[part].to(self.device) + 1) / 2
+                vectors[part] = self.cosines.of(shown).cpu()
+                features[part] = self.features.of(shown).half().cpu()
+            self._seen = Seen(vectors, features, labels)
+        return self._seen
+
+    # Means: how many are in a class, where, and how far from black
+
+    def add_means(self, total: Tensor, seen: Seen) -> None:
+        rows, _ = clip_rows(seen.vectors / self.longest, 1.0)
+        ones = torch.ones(len(rows), 1, dtype=rows.dtype)
+        rows = torch.cat([ones, rows, rows.square().sum(1, keepdim=True)], 1) / math.sqrt(3)
+        total.view(self.classes, -1).index_add_(0, seen.labels, rows)
+
+    def learn_means(self, noisy: Tensor, noise: float) -> None:
+        del noise
+        sums = noisy.view(self.classes, -1) * math.sqrt(3)
+        counts = sums[:, 0].clamp(min=FEWEST)
+        means = sums[:, 1:-1] * self.longest / counts[:, None]
+        around = sums[:, -1] * self.longest**2 - counts * means.square().sum(1)
+        typical = (around.sum() / counts.sum()).clamp(min=(0.01 * self.longest) ** 2).sqrt()
+        self.known |= {"counts": counts, "means": means, "reach": self.recipe.reach * typical}
+
+    # Spread: the directions in which records differ from the mean of their class
+
+    def add_spread(self, total: Tensor, seen: Seen) -> None:
+        apart = (seen.vectors - self.known["means"][seen.labels]) / self.known["reach"]
+        rows, _ = clip_rows(apart, 1.0)
+        total += packed(rows.T @ rows)
+
+    def learn_spread(self, noisy: Tensor, noise: float) -> None:
+        each = self.known["reach"].square() / self.known["counts"].sum()
+        squares, directions = torch.linalg.eigh(unpacked(noisy, self.cosines.size) * each)
+        squares, directions = squares.flip(0), directions.flip(1)
+        # Noise alone would reach up to its edge: what lies far below it is not told apart any more.
+        edge = noise * math.sqrt(2 * len(squares)) * each
+        least = torch.maximum(edge / 2, 1e-3 * squares[0].clamp(min=1e-6))
+        squares[: self.axes] = torch.maximum(squares[: self.axes], least)
+        self.known |= {"directions": directions, "spreads": squares.clamp(min=0).sqrt()}
+        start = self.rng.normals(self.known["centres"].numel()).view_as(self.known["centres"])
+        self.known["centres"] = 0.7 * start * self.kept_spreads * (self.charts > 1)
+
+    @property
+    def scales(self) -> Tensor:
+        """By what each axis is divided, so that wide ones do not drown the others."""
+        return self.known["spreads"][: self.axes] ** self.recipe.whitening
+
+    @property
+    def kept_spreads(self) -> Tensor:
+        return self.known["spreads"][: self.axes] / self.scales
+
+    @property
+    def chart_reach(self) -> Tensor:
+        return self.recipe.reach * self.kept_spreads.square().sum().sqrt()
+
+    def places(self, seen: Seen) -> Tensor:
+        """Where records are along the axes."""
+        apart = seen.vectors - self.known["means"][seen.labels]
+        return apart @ self.known["directions"][:, : self.axes] / self.scales
+
+    def chart_of(self, places: Tensor, labels: Tensor) -> Tensor:
+        """The nearest chart of the class, numbered through all classes."""
+        centres = self.known["centres"]
+        far = centres.square().sum(2)[labels]
+        for label in range(self.classes):
+            chosen = labels == label
+            far[chosen] -= 2 * places[chosen] @ centres[label].T
+        return labels * self.charts + far.argmin(1)
+
+    # Centres: rounds of Lloyd
+
+    def add_centres(self, total: Tensor, seen: Seen) -> None:
+        places = self.places(seen)
+        charts = self.chart_of(places, seen.labels)
+        rows, _ = clip_rows(places / self.chart_reach, 1.0)
+        rows = torch.cat([torch.ones(len(rows), 1, dtype=rows.dtype), rows], 1) / math.sqrt(2)
+        total.view(-1, self.axes + 1).index_add_(0, charts, rows)
+
+    def learn_centres(self, noisy: Tensor, noise: float) -> None:
+        sums = noisy.view(self.classes, self.charts, -1) * math.sqrt(2)
+        counts = sums[..., :1].clamp(min=2 * math.sqrt(2) * noise + 1)
+        self.known["centres"] = sums[..., 1:] * self.chart_reach / counts
+
+    # Shapes: how many are on a chart, and the first two moments around its centre
+
+    def add_shapes(self, total: Tensor, seen: Seen) -> None:
+        places = self.places(seen)
+        charts = self.chart_of(places, seen.labels)
+        rows, _ = clip_rows((places - self.known["centres"].flatten(0, 1)[charts]) / self.chart_reach, 1.0)
+        sums = total.view(self.classes * self.charts, -1)
+        for chart in charts.unique():
+            some = rows[charts == chart] / math.sqrt(3)
+            sums[chart, 0] += len(some) / math.sqrt(3)
+            sums[chart, 1 : self.axes + 1] += some.sum(0)
+            sums[chart, self.axes + 1 :] += packed(math.sqrt(3) * some.T @ some)
+
+    def learn_shapes(self, noisy: Tensor, noise: float) -> None:
+        noise, axes = noise * math.sqrt(3), self.axes
+        sums = noisy.view(self.classes, self.charts, -1) * math.sqrt(3)
+        counts = sums[..., 0].clamp(min=FEWEST)
+        weights = sums[..., 0].clamp(min=0) + 1e-9
+        weights = weights / weights.sum(1, keepdim=True)
+        shifts = sums[..., 1 : axes + 1] / counts[..., None]
+        shifts = shrunk(shifts, torch.zeros_like(shifts), (noise / counts).square() * axes, dims=1)
+        squares = unpacked(sums[..., axes + 1 :], axes) / counts[..., None, None]
+        squares = squares - shifts[..., :, None] * shifts[..., None, :]
+        # A chart's own shape is kept as far as it is more than noise, and so is that of its class.
+        of_class = (weights[..., None, None] * squares).sum(1)
+        off = (noise / counts).square() * pairs(axes)
+        squares = shrunk(squares, of_class[:, None].expand_as(squares), off, dims=2)
+        values, vectors = torch.linalg.eigh(squares)
+        factors = vectors * values.clamp(min=0).sqrt()[..., None, :]
+        reach = self.chart_reach * self.scales
+        self.known |= {
+            "weights": weights,
+            "centres": self.known["centres"] * self.scales + shifts * reach,
+            "factors": factors * reach[:, None],
+        }
+
+    # The judge: a linear classifier, by descent with momentum, averaged over its second half
+
+    def add_judge(self, total: Tensor, seen: Seen) -> None:
+        judge = self.known["judge"].float()
+        shown = torch.cat([seen.features, torch.full((len(seen.labels), 1), CONSTANT)], 1)
+        chances = judged(judge, seen.features).softmax(1)
+        errors = chances - F.one_hot(seen.labels, self.classes)
+        norms = torch.linalg.vector_norm(errors, dim=1) * torch.linalg.vector_norm(shown, dim=1)
+        # The gradient of one record is a product of two vectors, and so is its norm.
+        weights = 1 / norms.clamp(min=self.recipe.judge_clip)
+        total += ((errors * weights[:, None]).T @ shown).double().flatten()
+        missed = (chances.argmax(1) != seen.labels).sum().item() / len(self._seen.labels)
+        self.said["judge_missed"] = self.said.get("judge_missed", 0.0) + missed
+
+    def learn_judge(self, noisy: Tensor, noise: float) -> None:
+        del noise
+        known, steps = self.known, self.noise.stages["judge"].steps
+        step = self.releases.parts["judge"].made
+        # Divided by what is known of the number of records, which is noisy.
+        gradient = noisy.view_as(known["judge"]) * self.recipe.judge_clip / known["counts"].sum()
+        known["momentum"] = self.recipe.momentum * known["momentum"] + gradient
+        known["judge"] = known["judge"] - self.recipe.rate * known["momentum"]
+        late = step - steps // 2
+        if late > 0:
+            known["average"] = known["average"] + (known["judge"] - known["average"]) / late
+
+    def checkpoint(self) -> dict[str, Tensor]:
+        return kept({"step": torch.tensor(self.draws.drawn), **self.known})
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Goes on where the checkpoint was taken. What was released stays; only what is left is drawn."""
+        fill(self.known, tensors)
+        step = int(tensors["step"])
+        self.draws = self.sampling.batches(self.records, drawn=step)
+        self.releases = self.noise.releases(self.rng, made=step)
+
+    def diagnostics(self) -> dict[str, float]:
+        return {name: value for name, value in self.said.items() if math.isfinite(value)}
+
+    def synthesizer(self) -> ImageSynthesizer:
+        if not self.draws.drawn == self.releases.made == self.plan.known_steps:
+            raise Failure(Fault.ACCOUNTING_MISMATCH)
+        network, known = AtlasNetwork(self.shape), self.known
+        found = {name: known[name] for name in ("means", "directions", "weights", "centres", "factors")}
+        found |= {"strays": known["spreads"][self.axes :], "judge": known["average"]}
+        # A function of noised sums, so that it may be known.
+        if not all(value.isfinite().all() for value in found.values()):
+            raise Failure(Fault.DIVERGED)
+        network.load_state_dict(found)
+        return ImageSynthesizer(self.shape, network)
+
+
+def pairs(size: int) -> int:
+    return size * (size + 1) // 2
+
+
+def packed(square: Tensor) -> Tensor:
+    """The upper half of a symmetric matrix, as a vector of the same length."""
+    size = len(square)
+    row, column = torch.triu_indices(size, size)
+    return square[row, column] * torch.where(row == column, 1.0, math.sqrt(2)).double()
+
+
+def unpacked(vectors: Tensor, size: int) -> Tensor:
+    """The symmetric matrices that were packed."""
+    row, column = torch.triu_indices(size, size)
+    out = vectors.new_zeros(*vectors.shape[:-1], size, size)
+    out[..., row, column] = vectors * torch.where(row == column, 1.0, 1 / math.sqrt(2)).double()
+    return out + out.triu(1).transpose(-1, -2)
+
+
+def shrunk(found: Tensor, towards: Tensor, off: Tensor, *, dims: int) -> Tensor:
+    """James and Stein: what is found, pulled `towards` by as much as noise is likely to have put it `off`."""
+    apart = found - towards
+    kept = (1 - off / apart.flatten(-dims).square().sum(-1).clamp(min=1e-30)).clamp(min=0)
+    return towards + kept[(..., *[None] * dims)] * apart
