@@ -25,18 +25,26 @@ class GSWGANRecipe(Recipe):
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         # The paper's numbers, with dense networks.
         "paper": {
-            "frequencies": None,
             "discriminator_features": 64,
             "generator_features": 256,
             "discriminator_steps": 5,
             "first_steps": 2000,
             "discriminator_rate": 1e-4,
             "generator_rate": 1e-4,
+            "average_decay": None,
         },
-        "fast-cpu": {},
+        "fast-cpu": {
+            "frequencies": 10,
+            "discriminator_steps": 2,
+            "first_steps": 20,
+            "part_batch": 16,
+            "variety": 0.5,
+            "generator_rate": 3e-3,
+            "abreast": 200,
+        },
     }
 
-    frequencies: int | None = 10
+    frequencies: int | None = None
     discriminator_features: int = 32
     generator_features: int = 128
     latent: int = 16
