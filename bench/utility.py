@@ -49,9 +49,15 @@ Body = dict[str, Any]
 # What each method is run with; the recipe of the same name goes with it where it has recipes. `batch` stands
 # for the rate that draws about so many.
 BODIES: dict[str, dict[str, Body]] = {
-    "dpgan": {"fast-cpu": {"batch": 128, "steps": 20_000}, "paper": {"batch": 512, "steps": 174_000}},
+    "dpgan": {
+        "fast-cpu": {"batch": 512, "steps": 3_000, "clip_norm": 5.0},
+        "paper": {"batch": 512, "steps": 174_000},
+    },
     "sinkhorn": {"fast-cpu": {"batch": 50, "steps": 2_000}, "paper": {"batch": 50, "steps": 160_000}},
-    "gswgan": {"fast-cpu": {"parts": 100, "steps": 2_000}, "paper": {"parts": 1000, "steps": 20_000}},
+    "gswgan": {
+        "fast-cpu": {"parts": 2000, "panel": 2000, "images": 20, "steps": 150},
+        "paper": {"parts": 1000, "steps": 20_000},
+    },
     "swd": {
         "fast-cpu": {
             "batch": 100,
