@@ -50,12 +50,12 @@ class SWDRecipe(GeneratorRecipe):
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         # The paper's network, its code of ten numbers and its optimizer.
         "paper": {"rate": 1e-4, "betas": (0.9, 0.999)},
-        "fast-cpu": {"average_decay": 0.98, "moment_steps": 600},
+        "fast-cpu": {"rate": 5e-3, "average_decay": 0.98, "moment_steps": 400},
     }
 
     noises: int = 1
     moment_steps: int = 0
-    moment_images: int = 300
+    moment_images: int = 200
 
     def __post_init__(self) -> None:
         super().__post_init__()

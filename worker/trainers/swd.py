@@ -33,6 +33,10 @@ from worker.trainers.networks import BatchNormed, numbers, start_state
 from worker.trainers.progress import Progress
 
 
+# How much more the moments between pixels and labels count: they are few, and they make the classes.
+ACROSS = 10.0
+
+
 class ImageRows(Rows, Protocol):
     schema: ImageSchema
 
@@ -203,12 +207,14 @@ class SWDTraining:
         """A step of the generator towards moments: post-processing of all releases."""
         rows = self.made_rows(self.recipe.moment_images)
         mean, square = self.moments.told(self.plan.noise_stddev)
+        label = torch.arange(self.plan.dim, device=self.device) >= self.pixels.size
+        weights = torch.where(label[:, None] == label, 1.0, ACROSS).double()
         seen = rows.detach().double()
         # Each half is pulled by how far the other is off: by its own it would be pulled together.
         pulls = []
         for half, other in zip(seen.tensor_split(2), seen.tensor_split(2)[::-1], strict=True):
             off = other.T @ other / len(other) - square
-            pulls.append(2 * (other.mean(0) - mean) + 4 * half @ off)
+            pulls.append(2 * (other.mean(0) - mean) + 4 * half @ (weights * off))
         self.seen = {"distance": off.square().sum().item()}
         self.learner.follow(rows, torch.cat(pulls).float() / len(rows))
 
