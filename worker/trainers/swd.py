@@ -32,7 +32,6 @@ from worker.synthesizers.upsampling import Upsampling
 from worker.trainers.networks import BatchNormed, numbers, start_state
 from worker.trainers.progress import Progress
 
-
 # How much more the moments between pixels and labels count: they are few, and they make the classes.
 ACROSS = 10.0
 
