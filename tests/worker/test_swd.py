@@ -29,7 +29,7 @@ from worker.mechanisms.projections import (
 )
 from worker.synthesizers.image import ImageSynthesizer
 from worker.trainers.swd import SWDTraining
-from worker.trainers.swd_one_shot import Histograms, SWDOneShotTraining, on_simplex, patterns
+from worker.trainers.swd_one_shot import UNIT, Histograms, SWDOneShotTraining, on_simplex, patterns
 
 SMALL = SWDRecipe(features=16, latent=4)
 BRIEF = OneShotRecipe(features=16, latent=4, generator_steps=5, images=5, compared=6)
@@ -424,9 +424,9 @@ def test_counts_are_those_of_numpy():
     run = one_shot(directions=5, bins=7)
     run.records.labels[3], run.records.labels[4] = -9, 77
     counts = run.total(np.arange(50)).view(3, 5, 7)
-    pixels = ((run.records.images + 1) / 2).flatten(1)
+    pixels = ((run.records.images + 1) * 127.5).round().flatten(1).double() / 255
     for label in range(3):
-        mine = pixels[run.records.labels.clamp(0, 2) == label] @ run.along.T
+        mine = pixels[run.records.labels.clamp(0, 2) == label] @ run.along.T.double()
         for place in range(5):
             low, high = run.query.low[place].item(), run.query.high[place].item()
             expected, _ = np.histogram(mine[:, place].clamp(low, high - 1e-6), bins=7, range=(low, high))
@@ -437,6 +437,18 @@ def test_pieces_add_up_to_the_whole(monkeypatch):
     whole = one_shot().total(np.arange(50))
     monkeypatch.setattr("worker.trainers.swd_one_shot.CHUNK", 40)
     assert torch.equal(one_shot().total(np.arange(50)), whole)
+
+
+def test_projections_of_records_are_exact_so_that_company_makes_no_difference():
+    values: list[Tensor] = []
+    run = one_shot()
+    run.query.add = lambda total, given, labels: values.append(given)
+    run.total(np.arange(50))
+    units = values[0] * 255 / UNIT
+    assert (units - units.round()).abs().max() < 1e-5
+    assert (
+        values[0] - run.along.double() @ ((run.records.images + 1) / 2).flatten(1).T.double()
+    ).abs().max() < 0.02
 
 
 def test_quantiles_are_those_of_the_histogram():

@@ -21,6 +21,9 @@ from worker.trainers.swd import ImageRows, Learner, fill, kept
 
 # Numbers that are looked at in one go, so that memory does not grow with the records.
 CHUNK = 2**22
+# Records are projected in whole numbers of this, and of 1/255 for pixels. In float64 such sums are exact in any
+# order: into which bin a record falls cannot depend on who else is there.
+UNIT = 2.0**-20
 # Blurs of smooth patterns and spreads of their windows, as shares of the side; so many have no window.
 BLURS, NARROWEST, WIDEST, WHOLE = (0.025, 0.045, 0.07, 0.125), 0.1, 0.5, 0.2
 
@@ -113,7 +116,7 @@ class Waves:
 
     def add(self, total: Tensor, values: Tensor, labels: Tensor) -> None:
         """Adds those of values, directions by records."""
-        angles = values.double() * self.pace[:, None]
+        angles = values * self.pace[:, None]
         both = torch.stack([angles.cos(), angles.sin()], 2).transpose(0, 1).flatten(1)
         total.view(self.shape[0], -1).index_add_(0, labels, self.share * both)
 
@@ -200,14 +203,14 @@ class SWDOneShotTraining:
 
     def total(self, everyone: np.ndarray) -> Tensor:
         """The sum over records, a piece at a time; a record that is not finite adds nothing."""
-        total = torch.zeros_like(self.release)
+        total, weights = torch.zeros_like(self.release), (self.along.double() / UNIT).round()
         for start in range(0, max(len(everyone), 1), CHUNK // self.plan.directions + 1):
             some = everyone[start : start + CHUNK // self.plan.directions + 1]
             images, labels = self.records.take(some)
             finite = images.flatten(1).isfinite().all(1)
-            pixels = (images[finite].flatten(1).clamp(-1, 1) + 1) / 2
+            pixels = ((images[finite].flatten(1).double() + 1) * 127.5).round().clamp(0, 255)
             labels = labels[finite].clamp(0, self.classes - 1)
-            self.query.add(total, self.along @ pixels.T, labels)
+            self.query.add(total, weights @ pixels.T * (UNIT / 255), labels)
         return total
 
     def learn(self) -> None:
