@@ -21,8 +21,8 @@ from worker.trainers.swd import ImageRows, Learner, fill, kept
 
 # Numbers that are looked at in one go, so that memory does not grow with the records.
 CHUNK = 2**22
-# Records are projected in whole numbers of this, and of 1/255 for pixels. In float64 such sums are exact in any
-# order: into which bin a record falls cannot depend on who else is there.
+# Records are projected in whole numbers of this, and of 1/255 for pixels. In float64 such sums are exact in
+# any order: into which bin a record falls cannot depend on who else is there.
 UNIT = 2.0**-20
 # Blurs of smooth patterns and spreads of their windows, as shares of the side; so many have no window.
 BLURS, NARROWEST, WIDEST, WHOLE = (0.025, 0.045, 0.07, 0.125), 0.1, 0.5, 0.2
