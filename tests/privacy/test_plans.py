@@ -212,7 +212,7 @@ def test_a_recipe_rides_in_the_plan_and_costs_nothing():
     plain, quick = plan_from_dict(body), plan_from_dict(body | {"recipe": "fast-cpu"})
     assert plain.recipe is None
     assert plan_from_dict(quick.to_dict()) == quick
-    assert quick.to_dict()["recipe"]["discriminator_features"] == 32
+    assert quick.to_dict()["recipe"]["network"] == "dense"
     assert plain.event() == quick.event()
     for odd in ("slow", 3, [], {"seed": 1}, {"latent": "x"}):
         with pytest.raises(InvalidPlan):
