@@ -310,6 +310,7 @@ def test_kill_9_while_publishing_and_it_ends_with_one_statement(point, count, de
     assert row.state == ("published" if point == "published" else "publishing")
     assert (row.attestation is not None) == (point not in ("claimed", "refetched"))
     assert len(files) == (12 if point == "published" else count if point == "put" else 0)
+    assert ("attestation.json" in files) == (len(files) == 12)  # last of all
     assert (row.published_at is not None) == (point == "published")
     after = desk.finish(release)
     assert after.state == "published"
