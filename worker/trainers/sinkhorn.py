@@ -28,6 +28,8 @@ UNIT_DISTANCE, MASS_WEIGHT = 0.3, 0.7
 # Points start this far around grey, a root mean square, and with this much entropy to a pixel; they have
 # cooled to the recipe's after this share of the releases.
 SPREAD, WARM, COOLED = 0.01, 0.05, 0.7
+# The generator learns from points with at least this share of what is fair.
+HEAVY = 0.4
 # Records compared with points at a time, to bound the memory.
 CHUNK = 4096
 
@@ -351,6 +353,18 @@ class Points:
             self.seen["clipped"] = (found > clip_norm).double().mean().item()
         return torch.cat([(pulls / self.unit).flatten(), MASS_WEIGHT * masses])
 
+    @property
+    def least(self) -> float:
+        """Twice the noise in the masses that points remember: less says little."""
+        return 2 * self.plan.noise_stddev / MASS_WEIGHT / math.sqrt(1 - self.student.recipe.memory**2)
+
+    @property
+    def fair(self) -> Tensor:
+        """What a point would have if its class were shared evenly, by the noised masses."""
+        classes = self.student.shape.classes
+        shares = torch.bincount(self.labels, self.masses, classes) / torch.bincount(self.labels)
+        return shares[self.labels].clamp(min=self.least)
+
     def learn(self, noisy: Tensor) -> None:
         """Points go to the mean of what pulls them, potentials to where points of a class share it evenly.
 
@@ -363,14 +377,11 @@ class Points:
         )
         self.masses = memory * self.masses + masses
         self.sums = memory * self.sums + pulls * self.unit + masses[:, None] * self.points
-        # A mass below twice its own noise says little: such points move less.
-        least = 2 * self.plan.noise_stddev / MASS_WEIGHT / math.sqrt(1 - memory**2)
-        sure = self.masses.clamp(min=least)
+        # A point with next to no mass moves less: most of what pulls it is noise.
+        sure = self.masses.clamp(min=self.least)
         moved = self.points + (self.sums - self.masses[:, None] * self.points) / sure[:, None]
         self.points = self.basis.of(self.basis.images(moved).clamp(-1, 1))
-        of_class = torch.zeros(self.student.shape.classes, device=sure.device, dtype=sure.dtype)
-        fair = of_class.index_add(0, self.labels, self.masses) / torch.bincount(self.labels)
-        self.potentials -= entropy / 2 * (sure / fair[self.labels].clamp(min=least)).log().clamp(-1, 1)
+        self.potentials -= entropy / 2 * (sure / self.fair).log().clamp(-1, 1)
         self.released += 1
 
     def fit(self) -> None:
@@ -378,8 +389,12 @@ class Points:
         student, recipe = self.student, self.student.recipe
         images = self.basis.images(self.points).clamp(-1, 1).flatten(1).float()
         fresh = math.floor(recipe.fitting_images * recipe.debiasing)
+        # Points that few records pull are mostly noise. A class that has no others has them all.
+        heavy = self.masses >= self.fair * HEAVY
+        without = torch.bincount(self.labels[heavy], minlength=student.shape.classes) == 0
+        pool = (heavy | without[self.labels]).nonzero().flatten()
         for _ in range(recipe.fitting_steps):
-            drawn = uniform(recipe.fitting_images + fresh, self.plan.images, student.rng)
+            drawn = pool[uniform(recipe.fitting_images + fresh, len(pool), student.rng)]
             labels, chosen = self.labels[drawn], drawn[: recipe.fitting_images]
             student.descend(labels, images[chosen], self.labels[chosen])
 
