@@ -19,7 +19,8 @@ class AtlasRecipe(Recipe):
     same spread) before charts are laid, and lengths beyond `reach` times the typical are clipped. The judge
     descends at `rate` with `momentum`, by gradients clipped to `judge_clip`. A made image has `tries` chances
     to please the judge; with probability `between` a try lies on the way to another class, at most `detour`
-    of the way.
+    of the way. What sets images off from their class is stretched by `stretch`, and their contrast raised by
+    a factor within `contrast`.
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {}, "fast-cpu": {}, "demo": {"axes": 50}}
@@ -32,15 +33,20 @@ class AtlasRecipe(Recipe):
     judge_clip: float = 1.0
     momentum: float = 0.9
     tries: int = 3
-    between: float = 0.5
+    between: float = 1.0
     detour: float = 0.6
+    stretch: float = 1.2
+    contrast: tuple[float, float] = (1.0, 1.3)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "contrast", tuple(self.contrast))
         for name, most in (("frequencies", 64), ("axes", 1024), ("tries", 16)):
             check(name, type(value := getattr(self, name)) is int and 1 <= value <= most)
         for name in ("whitening", "momentum", "between", "detour"):
             check(name, 0 <= getattr(self, name) <= 1)
         check("momentum", self.momentum < 1)
+        check("contrast", len(self.contrast) == 2 and 0 < self.contrast[0] <= self.contrast[1] <= 10)
+        check("stretch", 0 < self.stretch <= 10)
         check("reach", 0 < self.reach <= 100)
         check("rate", 0 < self.rate <= 100)
         check("judge_clip", 0 < self.judge_clip <= 2)

@@ -47,17 +47,18 @@ class Cosines:
     def of(self, images: Tensor) -> Tensor:
         return (images.flatten(2) @ self.rows.to(images.device).T).flatten(1)
 
-    def images(self, vectors: Tensor) -> Tensor:
+    def pixels(self, vectors: Tensor) -> Tensor:
+        """What the cosines add up to, which may be darker than black and brighter than white."""
         pixels = vectors.unflatten(1, (self.shape[0], -1)) @ self.rows.to(vectors.device)
-        return pixels.clamp(0, 1).unflatten(2, self.shape[1:])
+        return pixels.unflatten(2, self.shape[1:])
 
 
 @cache
 def filters() -> Tensor:
-    """Pairs of waves under a window, even and odd, one pair for each angle; none answers to a plain area."""
+    """Waves under a window, the even ones of all angles and then the odd; none answers to a plain area."""
     reach = torch.arange(SIDE) - SIDE // 2.0
     down, across = torch.meshgrid(reach, reach, indexing="ij")
-    pairs = []
+    evens, odds = [], []
     for step in range(ANGLES):
         angle = math.pi * step / ANGLES
         along = across * math.cos(angle) + down * math.sin(angle)
@@ -66,8 +67,9 @@ def filters() -> Tensor:
         even, odd = window * torch.cos(PACE * along), window * torch.sin(PACE * along)
         even = even - window * (even.sum() / window.sum())
         length = (even.square().sum() + odd.square().sum()).sqrt()
-        pairs += [even / length, odd / length]
-    return torch.stack(pairs)[:, None]
+        evens.append(even / length)
+        odds.append(odd / length)
+    return torch.stack(evens + odds)[:, None]
 
 
 class Features:
@@ -98,8 +100,8 @@ class Features:
 
 def swings(planes: Tensor) -> Tensor:
     """How strongly each angle's waves swing around each place."""
-    both = F.conv2d(planes, filters().to(planes.device), padding=SIDE // 2).unflatten(1, (ANGLES, 2))
-    return (both.square().sum(2) + 1e-6).sqrt()
+    even, odd = F.conv2d(planes, filters().to(planes.device), padding=SIDE // 2).chunk(2, 1)
+    return even.square_().addcmul_(odd, odd).add_(1e-6).sqrt_()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +185,7 @@ class AtlasNetwork(nn.Module):
         out = latents.new_zeros(len(labels), *self.cosines.shape)
         for turn in range(self.shape.tries):
             wanted = labels[left]
-            made = self.drawn(tries[left, turn], wanted)
+            made = self.drawn(tries[left, turn], wanted).clamp(0, 1)
             if self.shape.tries > 1:
                 chances = self.chances(made)
                 liked = chances.gather(1, wanted[:, None])[:, 0]
@@ -195,7 +197,7 @@ class AtlasNetwork(nn.Module):
         return out * 2 - 1
 
     def drawn(self, latents: Tensor, labels: Tensor) -> Tensor:
-        """One try each."""
+        """One try each, not yet held between black and white."""
         classes, axes = self.shape.classes, self.shape.axes
         which, place, other_place, stray = latents.split([4, axes, axes, self.cosines.size - axes], 1)
         levels = torch.special.ndtr(which)
@@ -206,7 +208,7 @@ class AtlasNetwork(nn.Module):
             other = (labels + 1 + (away * (classes - 1)).long().clamp(max=classes - 2)) % classes
             far = torch.where(away < 1, levels[:, 2] * self.shape.detour / 1000, 0)[:, None]
             vectors = vectors + far * (self.placed(other, levels[:, 3], other_place) - vectors)
-        return self.cosines.images(vectors + (stray * self.strays) @ self.directions[:, axes:].T)
+        return self.cosines.pixels(vectors + (stray * self.strays) @ self.directions[:, axes:].T)
 
     def placed(self, labels: Tensor, level: Tensor, place: Tensor) -> Tensor:
         bounds = self.weights[labels].cumsum(1)

@@ -1,7 +1,7 @@
 """Atlas: sums over all records, noised one after the other, from which charts and a judge are made."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,12 +21,14 @@ from worker.synthesizers.image import ImageSynthesizer
 from worker.trainers.progress import Progress
 from worker.trainers.swd import ImageRows, fill, kept
 
-# Records looked at in one go.
-CHUNK = 1024
+# Records looked at in one go: few where maps are made of them, more where they are only summed.
+FEW, MANY = 256, 4096
 # What the first sum is clipped to, as a share of the longest an image can be: nothing else is known yet.
 FIRST_REACH = 0.6
 # A group is taken for no smaller than this, whatever its noisy count says.
 FEWEST = 20.0
+# Images that exposure is set by, and how finely.
+EXPOSED, HALVINGS = 2000, 12
 
 
 def architecture(schema: ImageSchema, plan: AtlasPlan, recipe: AtlasRecipe) -> Atlas:
@@ -96,8 +98,8 @@ class Seen:
     labels: Tensor
 
     def chunks(self) -> "Iterator[Seen]":
-        for start in range(0, len(self.labels), CHUNK):
-            part = slice(start, start + CHUNK)
+        for start in range(0, len(self.labels), MANY):
+            part = slice(start, start + MANY)
             yield Seen(self.vectors[part].double(), self.features[part].float(), self.labels[part])
 
 
@@ -162,6 +164,7 @@ class AtlasTraining:
         self.known = {
             "counts": zeros(self.classes),
             "means": zeros(self.classes, size),
+            "squares": zeros(self.classes),
             "reach": zeros(),
             "directions": zeros(size, size),
             "spreads": zeros(size),
@@ -195,8 +198,8 @@ class AtlasTraining:
             vectors = torch.zeros(len(labels), self.cosines.size)
             # Half the digits are plenty for a judge and halve the memory.
             features = torch.zeros(len(labels), self.features.size, dtype=torch.float16)
-            for start in range(0, len(labels), CHUNK):
-                part = slice(start, start + CHUNK)
+            for start in range(0, len(labels), FEW):
+                part = slice(start, start + FEW)
                 shown = (images[part].to(self.device) + 1) / 2
                 vectors[part] = self.cosines.of(shown).cpu()
                 features[part] = self.features.of(shown).half().cpu()
@@ -216,9 +219,10 @@ class AtlasTraining:
         sums = noisy.view(self.classes, -1) * math.sqrt(3)
         counts = sums[:, 0].clamp(min=FEWEST)
         means = sums[:, 1:-1] * self.longest / counts[:, None]
-        around = sums[:, -1] * self.longest**2 - counts * means.square().sum(1)
-        typical = (around.sum() / counts.sum()).clamp(min=(0.01 * self.longest) ** 2).sqrt()
-        self.known |= {"counts": counts, "means": means, "reach": self.recipe.reach * typical}
+        squares = sums[:, -1] * self.longest**2 / counts
+        around = (counts * (squares - means.square().sum(1))).sum() / counts.sum()
+        reach = self.recipe.reach * around.clamp(min=(0.01 * self.longest) ** 2).sqrt()
+        self.known |= {"counts": counts, "means": means, "squares": squares, "reach": reach}
 
     # Spread: the directions in which records differ from the mean of their class
 
@@ -365,7 +369,58 @@ class AtlasTraining:
         if not all(value.isfinite().all() for value in found.values()):
             raise Failure(Fault.DIVERGED)
         network.load_state_dict(found)
+        brighten(network, gain=self.recipe.stretch, offset=0.0, keep_means=True)
+        gain, offset = self.exposure(network)
+        brighten(network, gain=gain, offset=offset)
         return ImageSynthesizer(self.shape, network)
+
+    def exposure(self, network: AtlasNetwork) -> tuple[float, float]:
+        """By what to multiply pixels, and what to add, before they are held between black and white.
+
+        Cutting off makes images brighter and paler than they were meant to be; this gives them, on average,
+        the brightness and the length that the first sum told of. Post-processing.
+        """
+        source = torch.Generator().manual_seed(1)
+        labels = torch.arange(EXPOSED) % self.classes
+        levels, place, stray = (
+            torch.randn(EXPOSED, width, generator=source)
+            for width in (1, self.axes, self.cosines.size - self.axes)
+        )
+        vectors = network.placed(labels, torch.special.ndtr(levels[:, 0]), place)
+        vectors = vectors + (stray * network.strays) @ network.directions[:, self.axes :].T
+        raw, per_channel = self.cosines.pixels(vectors), len(self.cosines.rows)
+        known, pixels = self.known, math.prod(self.cosines.shape[1:])
+        bright = known["means"][:, ::per_channel].mean().item() / math.sqrt(pixels)
+        long = known["squares"].mean().item()
+
+        def offset(gain: float) -> float:
+            return halving(lambda x: (raw * gain + x).clamp(0, 1).mean().item() - bright, -1.0, 1.0)
+
+        def excess(gain: float) -> float:
+            shown = (raw * gain + offset(gain)).clamp(0, 1)
+            return self.cosines.of(shown).square().sum(1).mean().item() - long
+
+        gain = halving(excess, *self.recipe.contrast)
+        return gain, offset(gain)
+
+
+@torch.no_grad()
+def brighten(network: AtlasNetwork, *, gain: float, offset: float, keep_means: bool = False) -> None:
+    """Multiplies pixels to be drawn, or only what sets them off from their class, and adds to them."""
+    for part in (network.centres, network.factors, network.strays):
+        part *= gain
+    if not keep_means:
+        network.means *= gain
+    each = len(network.cosines.rows)
+    network.means[:, ::each] += offset * math.sqrt(math.prod(network.cosines.shape[1:]))
+
+
+def halving(rising: Callable[[float], float], low: float, high: float) -> float:
+    """Where a rising function passes zero, or the nearer end."""
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if rising(middle) > 0 else (middle, high)
+    return (low + high) / 2
 
 
 def pairs(size: int) -> int:

@@ -1,0 +1,426 @@
+"""An atlas sees records through noised sums alone, and its sums are what it says they are."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from core.faults import Failure, Fault
+from core.schema import ImageSchema
+from privacy.accountant import Accountant
+from privacy.events import Gaussian, Query
+from privacy.plans.atlas import AtlasPlan, AtlasRecipe
+from privacy.problems import InvalidPlan
+from privacy.relation import Relation
+from tests.fakes import ImageRows, SeededRng
+from worker.mechanisms.noise import SecureRng
+from worker.synthesizers.architecture import UnfitSynthesizer
+from worker.synthesizers.atlas import Atlas, AtlasNetwork, Cosines, Features
+from worker.synthesizers.image import ImageSynthesizer
+from worker.trainers.atlas import AtlasTraining, packed, shrunk, unpacked
+
+SMALL = AtlasRecipe(frequencies=5, axes=4, tries=2)
+# Images as the charts have them.
+PLAIN = {"frequencies": 16, "tries": 1, "between": 0.0, "stretch": 1.0, "contrast": (1.0, 1.0)}
+
+
+class Rows(ImageRows):
+    schema = ImageSchema(height=8, width=8, channels=1, classes=("a", "b", "c"))
+
+
+def plan(**changes: object) -> AtlasPlan:
+    return AtlasPlan(**{"steps": 9, "rounds": 2, "charts": 2, "noise_multiplier": 1.0} | changes)
+
+
+def training(records: Rows | None = None, *, rng=None, recipe: AtlasRecipe = SMALL, **changes: object):
+    rows = records if records is not None else Rows.random(50)
+    return AtlasTraining(plan(**changes), rows, rng=rng or SeededRng(0), recipe=recipe, device="cpu")
+
+
+# What it costs
+
+
+def test_all_sums_together_cost_one_gaussian():
+    """Squares of the bounds add to one: the adaptive composition is one release with this multiplier."""
+    for given in (plan(noise_multiplier=2.0), AtlasPlan(noise_multiplier=2.0, judge_share=0.9)):
+        assert sum(given.bound(name) ** 2 * steps for name, steps in given.stages.items()) == pytest.approx(1)
+        whole = Gaussian(query=Query.SUM, bound=1.0, noise_stddev=2.0, steps=1)
+        parts = given.event().events
+        assert [part.steps for part in parts] == list(given.stages.values())
+        assert sum(part.steps for part in parts) == given.steps
+        reading = given.reading(delta=1e-5, relation=Relation.ADD_REMOVE, accountant=Accountant.RENYI)
+        from privacy.accountant import epsilon
+
+        alone = epsilon(whole, delta=1e-5, relation=Relation.ADD_REMOVE, accountant=Accountant.RENYI)
+        assert reading.epsilon == pytest.approx(alone.epsilon, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"steps": 5}, {"rounds": 0}, {"charts": 0}, {"judge_share": 0.0}, {"judge_share": 1.0}, {"rounds": 6}],
+)
+def test_plans_that_leave_nothing_for_a_stage_are_refused(odd):
+    with pytest.raises(InvalidPlan):
+        plan(**odd)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"axes": 0},
+        {"tries": 17},
+        {"whitening": 2.0},
+        {"momentum": 1.0},
+        {"reach": 0.0},
+        {"rate": "fast"},
+        {"judge_clip": 3.0},
+        {"contrast": [2, 1]},
+        {"contrast": 3},
+        {"seed": 1},
+    ],
+)
+def test_odd_recipes_are_refused(odd):
+    with pytest.raises(InvalidPlan, match=r"has no|out of range|no number"):
+        AtlasRecipe.from_dict(odd)
+
+
+def test_recipes_read_back_as_they_were_written():
+    for name in ("fast-cpu", "paper", "demo"):
+        recipe = AtlasRecipe.preset(name)
+        assert AtlasRecipe.from_dict(recipe.to_dict()) == recipe
+
+
+# The sums
+
+
+def hostile() -> Rows:
+    """Plain records, flat ones, extremes, and labels of all classes."""
+    rows = Rows.random(40)
+    rows.images[:8] = torch.tensor([-1.0, 1.0]).repeat(4)[:, None, None, None]
+    rows.images[8:16] = rows.images[8:16].sign()
+    rows.images[16:20] *= 1e30
+    rows.images[20, 0, 0, 0] = -1e-30
+    return rows
+
+
+@pytest.mark.parametrize("step", range(1, 10))
+def test_one_record_adds_no_more_than_one(step):
+    """Before it is scaled to its bound, whatever was released before and however unlike the others it is."""
+    run = training(rng=SeededRng(step), noise_multiplier=0.3)
+    steps = run.steps()
+    for _ in range(step - 1):
+        next(steps)
+    stage = run.noise.stage(step)
+    other = training(hostile())
+    seen = other.seen(np.arange(40))
+    for record in range(40):
+        part = type(seen)(
+            seen.vectors[record : record + 1].double(),
+            seen.features[record : record + 1].float(),
+            seen.labels[record : record + 1],
+        )
+        total = torch.zeros(run.noise.stages[stage].size, dtype=torch.float64)
+        getattr(run, f"add_{stage}")(total, part)
+        assert total.norm() <= 1 + 1e-6
+        assert total.norm() > 0
+
+
+class Recorded:
+    """Keeps what was summed and released; replays what was released before."""
+
+    def __init__(self, run: AtlasTraining, replay: list[Tensor] | None = None) -> None:
+        self.totals: list[Tensor] = []
+        self.released: list[Tensor] = []
+        release = run.releases.release
+
+        def recorded(total: Tensor) -> Tensor:
+            self.totals.append(total.clone())
+            out = release(total)
+            if replay is not None:
+                out = replay[len(self.released)].clone()
+            self.released.append(out.clone())
+            return out
+
+        run.releases.release = recorded
+
+
+def neighbours() -> dict[str, Rows]:
+    base = Rows.random(50)
+    found = {
+        "added": Rows(
+            torch.cat([base.images, torch.ones(1, 1, 8, 8)]), torch.cat([base.labels, torch.tensor([2])])
+        ),
+        "removed": Rows(base.images[:-1], base.labels[:-1]),
+    }
+    for name, image, label in (
+        ("outlier", 1.0, 0),
+        ("class", 0.3, 2),
+        ("stranger", 0.3, 99),
+        ("nan", math.nan, 0),
+        ("huge", 1e30, 1),
+    ):
+        images, labels = base.images.clone(), base.labels.clone()
+        images[-1], labels[-1] = image, label
+        found[name] = Rows(images, labels)
+    return found
+
+
+@pytest.mark.parametrize("name", neighbours())
+def test_records_reach_it_through_noised_sums_alone(name):
+    """With the releases held the same, a neighbour changes nothing else, and sums by at most their bounds."""
+
+    def run_on(records: Rows, replay: list[Tensor] | None):
+        run = training(records, rng=SeededRng(3), noise_multiplier=0.5)
+        watched = Recorded(run, replay)
+        return run, watched, list(run.steps())
+
+    one, first, said = run_on(Rows.random(50), None)
+    other, second, said_too = run_on(neighbours()[name], first.released)
+    assert said == said_too
+    kept, kept_too = one.checkpoint(), other.checkpoint()
+    assert all(torch.equal(kept[key], kept_too[key]) for key in kept)
+    assert one.synthesizer().to_files() == other.synthesizer().to_files()
+    # One that is no number counts as absent.
+    times = 1 if name in ("added", "removed", "nan") else 2
+    stages = [stage for stage, steps in one.plan.stages.items() for _ in range(steps)]
+    gaps = [(a - b).norm().item() for a, b in zip(first.totals, second.totals, strict=True)]
+    assert all(gap <= times * one.plan.bound(stage) for gap, stage in zip(gaps, stages, strict=True))
+    assert all(gap > 0 for gap in gaps)
+
+
+def test_every_sum_gets_the_noise_that_was_planned():
+    """Nobody is there: what is released is noise of the planned strength, in every stage."""
+    run = training(Rows.random(0), rng=SecureRng(), noise_multiplier=7.0)
+    watched = Recorded(run)
+    list(run.steps())
+    together = torch.cat(watched.released)
+    assert abs(together.std().item() / 7.0 - 1) < 6 / math.sqrt(2 * len(together))
+    assert [len(noise) for noise in watched.released] == [
+        run.noise.stages[stage].size for stage, steps in run.plan.stages.items() for _ in range(steps)
+    ]
+    assert not torch.equal(watched.released[2], watched.released[3])
+
+
+def test_a_continued_training_draws_only_what_is_left_of_each_stage():
+    first = training()
+    steps = first.steps()
+    for _ in range(3):
+        next(steps)
+    second = training(rng=SeededRng(9))
+    second.restore(first.checkpoint())
+    watched = Recorded(second)
+    assert [progress.step for progress in second.steps()] == [4, 5, 6, 7, 8, 9]
+    assert {stage: part.made for stage, part in second.releases.parts.items()} == second.plan.stages
+    assert [len(noise) for noise in watched.released][:2] == [
+        second.noise.stages[stage].size for stage in ("centres", "shapes")
+    ]
+    with pytest.raises(Failure) as failure:
+        second.releases.release(torch.zeros(3))
+    assert failure.value.fault is Fault.ACCOUNTING_MISMATCH
+
+
+def test_records_that_are_no_images_of_these_sizes_are_refused():
+    rows = Rows.random(5)
+    rows.schema = ImageSchema(height=100, width=8, classes=("a",))
+    with pytest.raises(Failure) as failure:
+        training(rows)
+    assert failure.value.fault is Fault.SCHEMA_MISMATCH
+
+
+def test_weights_that_are_no_numbers_are_a_fault():
+    run = training()
+    list(run.steps())
+    run.known["centres"][0, 0, 0] = math.nan
+    with pytest.raises(Failure) as failure:
+        run.synthesizer()
+    assert failure.value.fault is Fault.DIVERGED
+
+
+# What is made of them, where noise is next to nothing
+
+
+def clear(count: int = 3000) -> Rows:
+    """Classes with means and spreads of their own, and no pixel near black or white."""
+    source = torch.Generator().manual_seed(5)
+    labels = torch.randint(3, (count,), generator=source)
+    patterns = torch.randn(3, 64, generator=source) * 0.15
+    along = torch.randn(3, 64, generator=source) * 0.1
+    strength = torch.randn(count, 1, generator=source)
+    images = patterns[labels] + strength * along[labels] + 0.02 * torch.randn(count, 64, generator=source)
+    return Rows(images.view(-1, 1, 8, 8).clamp(-1, 1), labels)
+
+
+def clear_training(**changes: object) -> AtlasTraining:
+    recipe = AtlasRecipe(**PLAIN, axes=10, reach=10.0)
+    given = {"noise_multiplier": 1e-3, "charts": 1, "steps": 25} | changes
+    run = training(clear(), recipe=recipe, **given)
+    list(run.steps())
+    return run
+
+
+def test_means_and_directions_are_those_of_the_records():
+    run, rows = clear_training(), clear()
+    vectors = run.cosines.of((rows.images + 1) / 2).double()
+    means = torch.stack([vectors[rows.labels == label].mean(0) for label in range(3)])
+    assert torch.allclose(run.known["means"], means, atol=2e-3)
+    assert torch.allclose(run.known["counts"], torch.bincount(rows.labels).double(), atol=0.5)
+    apart = vectors - means[rows.labels]
+    squares = torch.linalg.eigvalsh(apart.T @ apart / len(apart)).flip(0)
+    assert torch.allclose(run.known["spreads"][:3], squares[:3].sqrt(), rtol=0.01)
+
+
+def test_samples_have_the_moments_of_their_class():
+    run, rows = clear_training(), clear()
+    synthesizer = run.synthesizer()
+    for label in range(3):
+        made = torch.from_numpy(synthesizer.sample(3000, seed=1, label=label).images).double().view(-1, 64)
+        real = ((rows.images[rows.labels == label].view(-1, 64).double() + 1) * 127.5).round()
+        assert (made.mean(0) - real.mean(0)).abs().max() < 2.5
+        assert (made.T.cov() - real.T.cov()).norm() < 0.15 * real.T.cov().norm()
+
+
+def test_the_judge_learns_to_tell_classes_apart():
+    run, rows = clear_training(), clear()
+    network = run.synthesizer().network
+    found = network.chances((rows.images[:300] + 1) / 2).argmax(1)
+    assert (found == rows.labels[:300]).double().mean() > 0.97
+    assert run.diagnostics()["judge_missed"] < 0.05
+
+
+def test_charts_divide_a_class_of_two_kinds():
+    source = torch.Generator().manual_seed(1)
+    kinds = torch.randint(2, (2000,), generator=source)
+    patterns = torch.randn(2, 64, generator=source) * 0.3
+    images = patterns[kinds] + 0.02 * torch.randn(2000, 64, generator=source)
+    rows = Rows(images.view(-1, 1, 8, 8).clamp(-1, 1), torch.zeros(2000, dtype=torch.long))
+    recipe = AtlasRecipe(**PLAIN, axes=5, reach=3.0)
+    run = training(rows, recipe=recipe, noise_multiplier=1e-3, charts=2, rounds=5, steps=9)
+    list(run.steps())
+    weights = run.known["weights"][0]
+    assert weights.sort().values.tolist() == pytest.approx(
+        sorted([kinds.double().mean().item(), 1 - kinds.double().mean().item()]), abs=0.01
+    )
+    made = run.synthesizer().sample(500, seed=3, label=0).images.reshape(500, 64) / 127.5 - 1
+    nearest = np.linalg.norm(made[:, None] - patterns.clamp(-1, 1).numpy()[None], axis=2).min(1)
+    assert np.quantile(nearest, 0.9) < 0.5 * np.linalg.norm(patterns[0] - patterns[1]) * 0.5
+
+
+def test_exposure_gives_images_the_brightness_and_the_length_that_were_released():
+    rows = clear()
+    rows.images = (rows.images * 4 - 1).clamp(-1, 1)  # much black and white, which charts know nothing of
+    found = {}
+    for contrast in ((1.0, 1.0), (0.2, 5.0)):
+        recipe = AtlasRecipe(**PLAIN | {"contrast": contrast}, axes=10, reach=10.0)
+        run = training(rows, recipe=recipe, noise_multiplier=1e-3, charts=1, steps=9)
+        list(run.steps())
+        made = torch.from_numpy(run.synthesizer().sample(3000, seed=1).images).double().view(-1, 64) / 255
+        real = (rows.images.view(-1, 64).double() + 1) / 2
+        found[contrast] = [
+            made.mean() - real.mean(),
+            (made.square() - made).mean() - (real.square() - real).mean(),
+        ]
+    assert abs(found[0.2, 5.0][0]) < 0.004
+    assert abs(found[0.2, 5.0][1]) < 0.004 < abs(found[1.0, 1.0][1])
+
+
+def test_squares_keep_their_length_when_packed():
+    square = torch.randn(5, 5, dtype=torch.float64)
+    square = square + square.T
+    assert packed(square).norm() == pytest.approx(square.norm().item())
+    assert torch.allclose(unpacked(packed(square), 5), square)
+
+
+def test_what_is_no_more_than_noise_is_shrunk_away():
+    found, towards = torch.tensor([[3.0, 4.0], [0.3, 0.4]]), torch.zeros(2, 2)
+    kept = shrunk(found, towards, torch.tensor([5.0, 5.0]), dims=1)
+    assert torch.allclose(kept, torch.tensor([[2.4, 3.2], [0.0, 0.0]]))
+
+
+# What leaves
+
+
+def network(**changes: object) -> AtlasNetwork:
+    sizes = {"height": 9, "width": 8, "channels": 3, "classes": 3, "frequencies": 4, "axes": 5, "charts": 2}
+    shape = Atlas.fitting(**sizes | {"tries": 3, "between": 500, "detour": 600} | changes)
+    made = shape.network()
+    source = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=source) * 0.3)
+            if name == "weights":
+                parameter.abs_()
+            if name == "directions":
+                parameter.copy_(torch.eye(len(parameter)))
+    return made
+
+
+def latents(made: AtlasNetwork, count: int = 30) -> tuple[Tensor, Tensor]:
+    source = torch.Generator().manual_seed(6)
+    return torch.randn(count, made.shape.latent, generator=source), torch.arange(count) % 3
+
+
+def test_every_image_is_made_from_its_own_latent_and_label():
+    made = network()
+    given, labels = latents(made)
+    whole = made(given, labels)
+    assert whole.shape == (30, 3, 9, 8)
+    assert whole.min() >= -1
+    assert whole.max() <= 1
+    poisoned, wrong = given.clone(), labels.clone()
+    poisoned[::2], wrong[::2] = torch.nan, 0
+    assert torch.allclose(made(poisoned, wrong)[1::2], whole[1::2], atol=1e-5)
+
+
+def test_the_first_try_that_pleases_the_judge_is_kept_or_else_the_nearest():
+    made = network()
+    given, labels = latents(made, 60)
+    found = (made(given, labels) + 1) / 2
+    tries = given.view(60, 3, -1)
+    each = torch.stack([made.drawn(tries[:, turn], labels) for turn in range(3)], 1).clamp(0, 1)
+    chances = torch.stack([made.chances(each[:, turn]) for turn in range(3)], 1)
+    seen = set()
+    for row in range(60):
+        pleased = (chances[row].argmax(1) == labels[row]).nonzero().flatten().tolist()
+        kept = pleased[0] if pleased else chances[row, :, labels[row]].argmax().item()
+        seen.add((bool(pleased), kept))
+        assert torch.allclose(found[row], each[row, kept], atol=1e-5)
+    assert len(seen) >= 4
+
+
+def test_files_read_back_and_sample_the_same():
+    made = network()
+    synthesizer = ImageSynthesizer(made.shape, made)
+    again = ImageSynthesizer.from_files(synthesizer.to_files())
+    assert np.array_equal(again.sample(300, seed=3).images, synthesizer.sample(300, seed=3).images)
+
+
+@pytest.mark.parametrize("odd", [{"latent": 7}, {"axes": 500}, {"between": 1001}, {"charts": 0}])
+def test_atlases_that_do_not_fit_together_are_refused(odd):
+    with pytest.raises(UnfitSynthesizer):
+        replace(network().shape, **odd)
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8), (3, 9, 64)])
+def test_features_are_no_longer_than_one_and_each_of_its_own_image(shape):
+    features = Features(*shape)
+    images = torch.rand(6, *shape)
+    images[0], images[1], images[2] = 0, 1, images[2].round()
+    found = features.of(images)
+    assert found.shape == (6, features.size)
+    assert torch.linalg.vector_norm(found, dim=1).max() <= 1 + 1e-5
+    images[3] = torch.nan
+    assert torch.equal(features.of(images)[[0, 1, 2, 4, 5]].isfinite(), torch.ones(5, features.size).bool())
+    assert torch.allclose(features.of(images[4:5]), found[4:5], atol=1e-5)
+
+
+def test_cosines_keep_lengths_and_give_slow_images_back():
+    slow = Cosines(3, 9, 8, 4)
+    assert torch.allclose(slow.rows @ slow.rows.T, torch.eye(len(slow.rows)), atol=1e-5)
+    vectors = torch.randn(5, slow.size) * 0.2
+    assert torch.allclose(slow.of(slow.pixels(vectors)), vectors, atol=1e-4)
+    every = Cosines(1, 8, 8, 64)
+    images = torch.rand(4, 1, 8, 8)
+    assert torch.allclose(every.pixels(every.of(images)), images, atol=1e-5)
