@@ -61,7 +61,7 @@ BODIES: dict[str, dict[str, Body]] = {
     "swd": {
         "fast-cpu": {
             "batch": 100,
-            "steps": 100_000,
+            "steps": 120_000,
             "directions": 16,
             "frequencies": 6,
             "dim": 6 * 6 + 10,

@@ -65,10 +65,7 @@ class Learner:
         self.source = torch.Generator().manual_seed(int(rng.words(1)[0]) >> 1)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.words(1)[0]) >> 1)
-            network = self.shape.network()
-        with torch.no_grad():
-            network.body[0].weight[:, recipe.latent :] *= recipe.label_gain
-        self.generator = BatchNormed(network).to(device)
+            self.generator = BatchNormed(self.shape.network()).to(device)
         self.average = deepcopy(self.generator)
         self.parameters = list(self.generator.parameters())
         self.optimizer = torch.optim.Adam(self.parameters, lr=recipe.rate, betas=recipe.betas, fused=True)
