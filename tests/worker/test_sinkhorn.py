@@ -378,6 +378,15 @@ def test_a_record_that_is_no_number_is_nobody(clipping):
     assert torch.equal(*totals)
 
 
+def test_records_are_brought_within_what_was_declared_each_by_itself():
+    """A pixel or a label outside is the nearest inside; a record that is no number is left out."""
+    images = torch.zeros(4, 1, 8, 8)
+    images[0], images[1, 0, 0, 0], images[2] = 1e30, math.nan, -7.0
+    found, labels = training(Clipping.SEMIDUAL).readable(images, torch.tensor([99, 1, -5, 1]))
+    assert found[:, 0, 0, 0].tolist() == [1.0, -1.0, 0.0]
+    assert labels.tolist() == [2, 0, 1]
+
+
 @every_clipping
 def test_labels_of_what_is_made_do_not_follow_the_records(clipping):
     rows = Rows.random(50)
