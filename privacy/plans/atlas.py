@@ -16,11 +16,14 @@ class AtlasRecipe(Recipe):
 
     An image is described by its cosines of up to `frequencies` half waves; of these, the `axes` along which
     classes vary most have charts. The axes are drawn nearer to each other by `whitening` (0: not, 1: to the
-    same spread) before charts are laid, and lengths beyond `reach` times the typical are clipped. The judge
-    descends at `rate` with `momentum`, by gradients clipped to `judge_clip`. A made image has `tries` chances
-    to please the judge; with probability `between` a try lies on the way to another class, at most `detour`
-    of the way. What sets images off from their class is stretched by `stretch`, and their contrast raised by
-    a factor within `contrast`.
+    same spread) before charts are laid, and lengths beyond `reach` times the typical are clipped.
+
+    The judge descends at `rate` with `momentum` by gradients clipped to `judge_clip`, slower where noise
+    would lead its weights further `astray` in all.
+
+    A made image has `tries` chances to please the judge; with probability `between` a try lies on the way to
+    another class, at most `detour` of the way. What sets images off from their class is stretched by
+    `stretch`, and their contrast raised by a factor within `contrast`.
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {}, "fast-cpu": {}, "demo": {"axes": 50}}
@@ -29,7 +32,8 @@ class AtlasRecipe(Recipe):
     axes: int = 60
     whitening: float = 0.3
     reach: float = 1.15
-    rate: float = 2.0
+    rate: float = 10.0
+    astray: float = 0.25
     judge_clip: float = 1.0
     momentum: float = 0.9
     tries: int = 3
@@ -49,6 +53,7 @@ class AtlasRecipe(Recipe):
         check("stretch", 0 < self.stretch <= 10)
         check("reach", 0 < self.reach <= 100)
         check("rate", 0 < self.rate <= 100)
+        check("astray", 0 < self.astray <= 100)
         check("judge_clip", 0 < self.judge_clip <= 2)
 
 

@@ -323,25 +323,28 @@ class AtlasTraining:
     # The judge: a linear classifier, by descent with momentum, averaged over its second half
 
     def add_judge(self, total: Tensor, seen: Seen) -> None:
-        judge = self.known["judge"].float()
-        shown = torch.cat([seen.features, torch.full((len(seen.labels), 1), CONSTANT)], 1)
-        chances = judged(judge, seen.features).softmax(1)
+        chances = judged(self.known["judge"].float(), seen.features).softmax(1)
         errors = chances - F.one_hot(seen.labels, self.classes)
-        norms = torch.linalg.vector_norm(errors, dim=1) * torch.linalg.vector_norm(shown, dim=1)
-        # The gradient of one record is a product of two vectors, and so is its norm.
-        weights = 1 / norms.clamp(min=self.recipe.judge_clip)
-        total += ((errors * weights[:, None]).T @ shown).double().flatten()
+        # The gradient of one record is a product of two vectors, errors and features, and so is its norm.
+        shown = (torch.linalg.vector_norm(seen.features, dim=1).square() + CONSTANT**2).sqrt()
+        norms = torch.linalg.vector_norm(errors, dim=1) * shown
+        errors = errors / norms.clamp(min=self.recipe.judge_clip)[:, None]
+        sums = total.view(self.classes, -1)
+        sums[:, :-1] += errors.T @ seen.features
+        sums[:, -1] += CONSTANT * errors.sum(0)
         missed = (chances.argmax(1) != seen.labels).sum().item() / len(self._seen.labels)
         self.said["judge_missed"] = self.said.get("judge_missed", 0.0) + missed
 
     def learn_judge(self, noisy: Tensor, noise: float) -> None:
-        del noise
         known, steps = self.known, self.noise.stages["judge"].steps
         step = self.releases.parts["judge"].made
         # Divided by what is known of the number of records, which is noisy.
-        gradient = noisy.view_as(known["judge"]) * self.recipe.judge_clip / known["counts"].sum()
-        known["momentum"] = self.recipe.momentum * known["momentum"] + gradient
-        known["judge"] = known["judge"] - self.recipe.rate * known["momentum"]
+        each = self.recipe.judge_clip / known["counts"].sum()
+        known["momentum"] = self.recipe.momentum * known["momentum"] + noisy.view_as(known["judge"]) * each
+        astray = noise * each * math.sqrt(steps) / (1 - self.recipe.momentum)
+        known["judge"] = (
+            known["judge"] - min(self.recipe.rate, self.recipe.astray / astray) * known["momentum"]
+        )
         late = step - steps // 2
         if late > 0:
             known["average"] = known["average"] + (known["judge"] - known["average"]) / late
