@@ -426,7 +426,7 @@ def test_one_record_can_move_a_sum_about_as_far_as_is_paid_for():
                 steps=1,
                 images=2,
                 clip_norm=1e-3,
-                recipe=replace(SMALL, first_steps=150, discriminator_rate=0.02),
+                recipe=replace(SMALL, first_steps=50, discriminator_rate=0.001),
             ),
             rows,
             rng=SeededRng(5),

@@ -31,6 +31,7 @@ from worker.mechanisms.projections import (
 )
 from worker.mechanisms.sampling import BLANK, WithoutReplacement, uniform
 from worker.synthesizers.classifier import Classifier, ClassifierShape, Network
+from worker.trainers.descent import descend
 from worker.trainers.networks import start_state
 from worker.trainers.progress import Progress
 from worker.trainers.swd import ImageRows, fill, kept
@@ -168,12 +169,8 @@ class AdaptTraining:
     def descend(self, name: str, loss: Tensor, rate: float) -> None:
         optimizer = self.optimizers[name]
         [group] = optimizer.param_groups
-        for parameter, gradient in zip(
-            group["params"], torch.autograd.grad(loss, group["params"]), strict=True
-        ):
-            parameter.grad = gradient
         group["lr"] = rate
-        optimizer.step()
+        descend(optimizer, torch.autograd.grad(loss, group["params"]))
 
     # Private
 

@@ -19,6 +19,7 @@ from worker.mechanisms.sampling import PoissonSampling, Rows, uniform
 from worker.synthesizers.dcgan import DCGAN
 from worker.synthesizers.dense import Dense
 from worker.synthesizers.image import ImageSynthesizer
+from worker.trainers.descent import descend, remember
 from worker.trainers.networks import (
     BatchNormed,
     DenseDiscriminator,
@@ -185,9 +186,7 @@ class DPGANTraining:
 
     def descend(self, gradient: Tensor) -> None:
         parameters = list(self.discriminator.parameters())
-        for parameter, piece in zip(parameters, like(parameters, gradient.float()), strict=True):
-            parameter.grad = piece
-        self.discriminator_optimizer.step()
+        descend(self.discriminator_optimizer, like(parameters, gradient.float()))
 
     def improve_generator(self) -> None:
         """One step on -log D of fresh fakes: post-processing of the noised discriminator."""
@@ -197,18 +196,15 @@ class DPGANTraining:
         images = self.generator(latents, labels)
         scores = self.discriminator(images, labels)
         loss = F.softplus(-scores).mean() - self.recipe.variety * difference(images[: 2 * half])
-        parameters = list(self.generator.parameters())
-        gradients = torch.autograd.grad(loss, parameters)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        self.generator_optimizer.step()
+        descend(self.generator_optimizer, torch.autograd.grad(loss, list(self.generator.parameters())))
         self.generator_steps += 1
         self.pace.saw((scores < 0).double().mean().item())
-        # Slow averages start quick: the first generators are not worth remembering.
-        steps, most = self.generator_steps, self.recipe.average_decay or 0.0
-        share = 1 - min(most, (1 + steps) / (10 + steps))
-        for mean, value in zip(numbers(self.average), numbers(self.generator), strict=True):
-            mean.lerp_(value, share)
+        remember(
+            numbers(self.average),
+            numbers(self.generator),
+            steps=self.generator_steps,
+            decay=self.recipe.average_decay,
+        )
 
     def latents(self, count: int) -> tuple[Tensor, Tensor]:
         """Latents, and labels that are uniform whatever the labels of the records are."""

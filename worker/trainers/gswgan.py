@@ -22,6 +22,7 @@ from worker.mechanisms.sampling import PartRotation, Rows, uniform
 from worker.synthesizers.dcgan import SLOPE
 from worker.synthesizers.dense import Dense
 from worker.synthesizers.image import ImageSynthesizer
+from worker.trainers.descent import descend, remember
 from worker.trainers.networks import BatchNormed, difference, numbers, start_state
 from worker.trainers.progress import Progress
 
@@ -234,25 +235,19 @@ class GSWGANTraining:
             excess = F.relu((between.square().sum(2) + 1e-12).sqrt() - 1)
             loss = self.recipe.penalty * excess.square().mean(1) - gap
             # A sum over discriminators that share nothing: each gets its own gradient.
-            for weight, gradient in zip(
-                several.weights, torch.autograd.grad(loss.sum(), several.weights), strict=True
-            ):
-                weight.grad = gradient
-            optimizer.step()
+            descend(optimizer, torch.autograd.grad(loss.sum(), several.weights))
         return gap.detach().nan_to_num()
 
     def follow(self, images: Tensor, seen: Tensor, gradient: Tensor) -> None:
         """One step of the generator along the noised answers: post-processing."""
-        parameters = list(self.generator.parameters())
         loss = (seen * gradient).sum() - self.recipe.variety * difference(images)
-        gradients = torch.autograd.grad(loss, parameters)
-        for parameter, piece in zip(parameters, gradients, strict=True):
-            parameter.grad = piece
-        self.optimizer.step()
-        steps, most = self.draws.drawn, self.recipe.average_decay or 0.0
-        share = 1 - min(most, (1 + steps) / (10 + steps))
-        for mean, value in zip(numbers(self.average), numbers(self.generator), strict=True):
-            mean.lerp_(value, share)
+        descend(self.optimizer, torch.autograd.grad(loss, list(self.generator.parameters())))
+        remember(
+            numbers(self.average),
+            numbers(self.generator),
+            steps=self.draws.drawn,
+            decay=self.recipe.average_decay,
+        )
 
     def latents(self, count: int) -> tuple[Tensor, Tensor]:
         """Latents, and labels in turn from a random one on, the same for both halves; records have no say."""

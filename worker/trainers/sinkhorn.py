@@ -19,6 +19,7 @@ from worker.synthesizers.architecture import Architecture
 from worker.synthesizers.dcgan import DCGAN
 from worker.synthesizers.image import ImageSynthesizer
 from worker.synthesizers.residual import Residual
+from worker.trainers.descent import descend, remember
 from worker.trainers.dpgan import start_state
 from worker.trainers.progress import Progress
 
@@ -196,18 +197,15 @@ class Student:
     def follow(self, images: Tensor, gradient: Tensor) -> None:
         """One step of the optimizer down a gradient given at images it made."""
         moves = torch.autograd.grad(images, self.parameters, gradient.view_as(images).float())
-        for parameter, move in zip(self.parameters, moves, strict=True):
-            # In the parameter's own order in memory: the fused optimizer goes through both as they lie there.
-            parameter.grad = torch.empty_like(parameter).copy_(move)
-        self.optimizer.step()
+        descend(self.optimizer, moves)
         self.taken += 1
-        if self.recipe.average_decay is None:
-            return
-        # Slow averages start quick: the first generators are not worth remembering.
-        share = 1 - min(self.recipe.average_decay, (1 + self.taken) / (10 + self.taken))
-        with torch.no_grad():
-            for mean, parameter in zip(self.average.parameters(), self.parameters, strict=True):
-                mean.lerp_(parameter, share)
+        if self.recipe.average_decay is not None:
+            remember(
+                self.average.parameters(),
+                self.parameters,
+                steps=self.taken,
+                decay=self.recipe.average_decay,
+            )
 
     def descend(self, labels: Tensor, real: Tensor, real_labels: Tensor) -> None:
         """A step of the paper's algorithm towards images that are no secret: no clipping, no noise."""

@@ -29,6 +29,7 @@ from worker.synthesizers.architecture import Architecture
 from worker.synthesizers.dense import Dense
 from worker.synthesizers.image import ImageSynthesizer
 from worker.synthesizers.upsampling import Upsampling
+from worker.trainers.descent import descend, remember
 from worker.trainers.networks import BatchNormed, numbers, start_state
 from worker.trainers.progress import Progress
 
@@ -79,18 +80,16 @@ class Learner:
 
     def follow(self, made: Tensor, gradient: Tensor) -> None:
         """One step down a gradient that is given at something made of its images."""
-        moves = torch.autograd.grad(made, self.parameters, gradient)
-        for parameter, move in zip(self.parameters, moves, strict=True):
-            parameter.grad = move
         left = (1 + math.cos(math.pi * self.taken / self.steps)) / 2
         self.optimizer.param_groups[0]["lr"] = self.recipe.rate * max(left, 0.01)
-        self.optimizer.step()
+        descend(self.optimizer, torch.autograd.grad(made, self.parameters, gradient))
         self.taken += 1
-        # Slow averages start quick: the first generators are not worth remembering.
-        share = 1 - min(self.recipe.average_decay or 0.0, (1 + self.taken) / (10 + self.taken))
-        with torch.no_grad():
-            for mean, value in zip(numbers(self.average), numbers(self.generator), strict=True):
-                mean.lerp_(value, share)
+        remember(
+            numbers(self.average),
+            numbers(self.generator),
+            steps=self.taken,
+            decay=self.recipe.average_decay,
+        )
 
     def synthesizer(self) -> ImageSynthesizer:
         network = self.average if self.recipe.average_decay is not None else self.generator
