@@ -29,7 +29,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from bench import classifiers
+from bench import classifiers, distance
 from core.schema import ImageSchema
 from privacy.accountant import Accountant
 from privacy.plans import PLANS, Plan, Target, plan_from_dict
@@ -120,6 +120,7 @@ class Asked:
     budget: float
     patience: int
     threads: int
+    distances: bool
     out: Path
 
 
@@ -202,6 +203,11 @@ def once(asked: Asked, seed: int) -> dict[str, Any]:
     result["parameters"] = sum(p.numel() for p in synthesizer.network.parameters())
     name = f"{asked.data}-{asked.method}-{asked.preset}-eps{asked.epsilon:g}-seed{seed}"
     grid(synthesizer, seed).save(asked.out / f"{name}.png")
+    if asked.distances:
+        more = train.pixels[: len(test)]
+        result |= distance.measured(
+            test.pixels, test.labels, sample.images, sample.labels, more, device=device
+        )
     result |= scores(sample, test, seed=seed, patience=asked.patience, device=device)
     (asked.out / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
     return result
@@ -290,6 +296,9 @@ def main() -> None:
     parser.add_argument("--budget", type=seconds, default="30m", help="for training and sampling")
     parser.add_argument("--patience", type=int, default=30, help="epochs without improvement; the paper: 30")
     parser.add_argument("--threads", type=int, default=int(os.environ.get("OMP_NUM_THREADS", "2")))
+    parser.add_argument(
+        "--distances", action="store_true", help="FD-EffNetLite0 and others; needs the extra `bench`"
+    )
     parser.add_argument("--out", type=Path, default=Path("bench-out"))
     given = vars(parser.parse_args())
     seeds = [int(seed) for seed in given.pop("seeds").split(",")]
