@@ -50,12 +50,15 @@ Body = dict[str, Any]
 # for the rate that draws about so many.
 BODIES: dict[str, dict[str, Body]] = {
     "dpgan": {
-        "fast-cpu": {"batch": 512, "steps": 3_000, "clip_norm": 5.0},
+        "fast-cpu": {"batch": 512, "steps": 1_500, "clip_norm": 5.0},
         "paper": {"batch": 512, "steps": 174_000},
     },
-    "sinkhorn": {"fast-cpu": {"batch": 50, "steps": 2_000}, "paper": {"batch": 50, "steps": 160_000}},
+    "sinkhorn": {
+        "fast-cpu": {"batch": 6_000, "steps": 60},
+        "paper": {"batch": 50, "steps": 160_000, "clipping": "joint", "images": 50},
+    },
     "gswgan": {
-        "fast-cpu": {"parts": 2000, "panel": 2000, "images": 20, "steps": 150},
+        "fast-cpu": {"parts": 500, "panel": 500, "images": 20, "steps": 400},
         "paper": {"parts": 1000, "steps": 20_000},
     },
     "swd": {
