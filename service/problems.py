@@ -59,6 +59,7 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
         (403, "forbidden", "This is for another role or another person"),
         (404, "not-found", "There is nothing like that here for you"),
         (409, "budget-exceeded", "This cannot be done now, or the budget does not allow it"),
+        (410, "release-withdrawn", "The release was withdrawn"),
         (413, "body-too-large", "The request is too large"),
         (422, "invalid-request", "The request or the plan does not fit its description"),
         (429, "rate-limited", "Too many requests; Retry-After says how long to wait"),

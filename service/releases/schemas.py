@@ -41,11 +41,13 @@ class Approve(Body):
 
 
 class Withdraw(Body):
-    reason: Annotated[Note, Field(min_length=1, description="Public: it stands in the revocation list.")]
+    reason: Annotated[Note, Field(min_length=1, examples=["A class was misnamed."])] = Field(
+        description="Public: it stands in the revocation list."
+    )
 
 
 class NewReader(Body):
-    person: uuid.UUID
+    person: Annotated[uuid.UUID, Field(examples=["0b6f9f4e-6f0e-4d3b-9d3c-2f6d7a1c5e80"])]
 
 
 class Paths(Body):

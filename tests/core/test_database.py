@@ -27,10 +27,19 @@ RIGHTS = {
     "service": dict.fromkeys(
         ("people", "keys", "accounts", "contents", "entries", "datasets", "jobs", "grants", "replies"), ADD
     )
-    | {"witness": SEE},
-    "train": {"accounts": SEE, "entries": ADD, "datasets": SEE, "jobs": SEE},
-    "publish": {"accounts": SEE, "entries": SEE, "datasets": SEE, "jobs": SEE},
-    "sweep": {"accounts": SEE, "entries": ADD, "datasets": SEE, "jobs": SEE, "witness": SEE},
+    | dict.fromkeys(("witness", "signing_keys", "revocations", "diagnostics"), SEE)
+    | {"releases": ADD, "approvals": ADD, "readers": ADD | {"DELETE"}},
+    "train": {
+        "accounts": SEE,
+        "entries": ADD,
+        "datasets": SEE,
+        "jobs": SEE,
+        "diagnostics": ADD | {"UPDATE"},
+    },
+    "publish": dict.fromkeys(("accounts", "entries", "datasets", "jobs", "releases", "approvals"), SEE)
+    | {"signing_keys": ADD, "revocations": ADD},
+    "sweep": {"entries": ADD}
+    | dict.fromkeys(("accounts", "datasets", "jobs", "witness", "releases", "revocations"), SEE),
 }
 # role → table → the columns it may change, all of them.
 COLUMNS = {
@@ -43,13 +52,41 @@ COLUMNS = {
         "grants": {"state", "decided_by", "decided_at"},
         "replies": {"status", "body"},
         "witness": {"acknowledged"},
+        "releases": {
+            "state",
+            "fault",
+            "build",
+            "audience",
+            "reason",
+            "withdrawn_at",
+            "lease_until",
+            "digest",
+            "done",
+        },
     },
     "train": {
         "accounts": BALANCE,
         "datasets": {"state", "fault", "report", "checked_at"},
         "jobs": PROGRESS,
     },
-    "publish": {},
+    "publish": {
+        "releases": {
+            "state",
+            "fault",
+            "fence",
+            "lease_until",
+            "done",
+            "digest",
+            "files",
+            "manifest",
+            "privacy",
+            "preview",
+            "attestation",
+            "built_at",
+            "published_at",
+            "withdrawn_at",
+        },
+    },
     "sweep": {
         "accounts": BALANCE,
         "jobs": PROGRESS,
@@ -58,7 +95,8 @@ COLUMNS = {
 }
 TABLES = {
     "people", "keys", "accounts", "contents", "datasets", "jobs", "entries", "grants", "replies", "witness",
-    "parts", "alembic_version",
+    "parts", "alembic_version", "releases", "approvals", "readers", "signing_keys", "revocations",
+    "diagnostics",
 }  # fmt: skip
 ALL_RIGHTS = ["SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER"]
 
