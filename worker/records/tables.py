@@ -1,7 +1,9 @@
 """Tables from CSV or Parquet, a block of rows at a time, put in order, bounded and coded by the schema."""
 
 import csv
+import sys
 from collections.abc import Iterator, Mapping
+from importlib.abc import MetaPathFinder
 from typing import IO, Any
 
 import numpy as np
@@ -19,9 +21,18 @@ _LINE_MOST = 1 << 20
 _UTF8_MARK, _WIDE_MARKS = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
 
 
+class _NoPandas(MetaPathFinder):
+    """Where pandas is installed pyarrow imports it at some later moment, when no file can be opened."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "pandas":
+            raise ImportError(name)
+
+
 def prepare(file: IO[bytes]) -> None:
     """Imports what the file will need, while files can still be opened."""
     if file.read(len(_PARQUET)) == _PARQUET:
+        sys.meta_path.insert(0, _NoPandas())
         import pyarrow.compute
         import pyarrow.parquet
 
