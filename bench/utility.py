@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import resource
 import subprocess
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
@@ -154,7 +155,7 @@ def plan_for(asked: Asked, records: int, steps: int | None = None) -> Plan:
 def fitting_steps(asked: Asked, train: Images, device: str) -> int | None:
     """How many steps fit into nine tenths of the budget, if fewer than planned."""
     plan = plan_for(asked, len(train), asked.steps)
-    if plan.known_steps <= 10 * TRIAL_STEPS:
+    if plan.known_steps <= 20 * TRIAL_STEPS:  # few and long ones are chosen to fit
         return asked.steps
     trial = replace(plan, steps=TRIAL_STEPS)
     run = TRAINERS[plan.kind](trial, train, rng=SecureRng(), device=device).steps()
@@ -198,6 +199,7 @@ def once(asked: Asked, seed: int) -> dict[str, Any]:
             pass
         synthesizer = run.synthesizer()
     result["train_seconds"], result["train_cpu_seconds"] = clock.wall, clock.cpu
+    tell(f"trained in {clock.wall} s, {clock.cpu} s of CPU")
     with Clock() as clock:
         sample = synthesizer.sample(asked.samples, seed=seed)
     result["sample_seconds"], result["sample_cpu_seconds"] = clock.wall, clock.cpu
@@ -206,6 +208,8 @@ def once(asked: Asked, seed: int) -> dict[str, Any]:
     result["parameters"] = sum(p.numel() for p in synthesizer.network.parameters())
     name = f"{asked.data}-{asked.method}-{asked.preset}-eps{asked.epsilon:g}-seed{seed}"
     grid(synthesizer, seed).save(asked.out / f"{name}.png")
+    for part, body in synthesizer.to_files().items():
+        (asked.out / f"{name}-{part}").write_bytes(body)
     if asked.distances:
         more = train.pixels[: len(test)]
         result |= distance.measured(
@@ -224,14 +228,20 @@ def scores(sample: Sample, test: Images, *, seed: int, patience: int, device: st
     with Clock() as clock:
         linear = classifiers.logistic(sample.images, sample.labels, kinds, device=device)
         found["logistic"] = classifiers.accuracy(linear, test.pixels, test.labels, device=device)
+        tell(f"logistic: {found['logistic']:.4f}")
         for name, make in (("mlp", classifiers.mlp), ("cnn", classifiers.cnn)):
             network, epochs = classifiers.fit(
                 make(shape, kinds), sample.images, sample.labels, patience=patience, seed=seed, device=device
             )
             guessed = classifiers.predictions(network, test.pixels, device=device)
             found[name], found[f"{name}_epochs"] = float((guessed == test.labels).mean()), epochs
+            tell(f"{name}: {found[name]:.4f} after {epochs} epochs")
     by_class = [float((guessed == test.labels)[test.labels == label].mean()) for label in range(kinds)]
     return found | {"cnn_by_class": by_class, "classifier_seconds": clock.wall}
+
+
+def tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 class Clock:
