@@ -114,7 +114,7 @@ def test_up_serves_keeps_to_itself_and_finds_its_data_again(start, tmp_path):
 
     # Ctrl-C stops all in order, and the next start finds everything
     write_row(data, "before")
-    vault(data).put_object(Bucket="sluice-vault", Key="kept", Body=b"before")
+    vault(data).put_object(Bucket="sluice-vault", Key="checkpoints/kept", Body=b"before")
     family = up.family()
     assert up.stop(signal.SIGINT) == 0
     up.expect("stopped in")
@@ -126,7 +126,7 @@ def test_up_serves_keeps_to_itself_and_finds_its_data_again(start, tmp_path):
 
     start().ready()
     assert rows(data) == ["before"]
-    assert vault(data).get_object(Bucket="sluice-vault", Key="kept")["Body"].read() == b"before"
+    assert vault(data).get_object(Bucket="sluice-vault", Key="checkpoints/kept")["Body"].read() == b"before"
     assert state_of(data)["database"] == state["database"]
 
 
@@ -152,7 +152,10 @@ def test_kill_9_of_the_parent_takes_the_children_and_loses_nothing(start, tmp_pa
         ),
         threading.Thread(
             target=write,
-            args=(objects_kept, lambda k: client.put_object(Bucket="sluice-vault", Key=k, Body=k.encode())),
+            args=(
+                objects_kept,
+                lambda k: client.put_object(Bucket="sluice-vault", Key=f"checkpoints/{k}", Body=k.encode()),
+            ),
         ),
     ]
     for writer in writers:
@@ -171,7 +174,9 @@ def test_kill_9_of_the_parent_takes_the_children_and_loses_nothing(start, tmp_pa
     assert set(rows(data)) >= {"first", *rows_kept}
     client = vault(data)
     for key in objects_kept:
-        assert client.get_object(Bucket="sluice-vault", Key=key)["Body"].read() == key.encode()
+        assert (
+            client.get_object(Bucket="sluice-vault", Key=f"checkpoints/{key}")["Body"].read() == key.encode()
+        )
 
 
 @pytest.mark.parametrize("server", ["postgres", "valkey", "s3"])
@@ -197,7 +202,7 @@ def test_kill_9_of_a_server_20_times_under_writes_loses_nothing_acknowledged(ser
                 elif server == "valkey":
                     connection.lpush("train:kept", key)
                 else:
-                    client.put_object(Bucket="sluice-vault", Key=key, Body=key.encode())
+                    client.put_object(Bucket="sluice-vault", Key=f"checkpoints/{key}", Body=key.encode())
                 acknowledged.append(key)
                 enough.set()
 
@@ -219,7 +224,10 @@ def test_kill_9_of_a_server_20_times_under_writes_loses_nothing_acknowledged(ser
         assert kept >= set(acknowledged)
     else:
         for key in acknowledged:
-            assert client.get_object(Bucket="sluice-vault", Key=key)["Body"].read() == key.encode()
+            assert (
+                client.get_object(Bucket="sluice-vault", Key=f"checkpoints/{key}")["Body"].read()
+                == key.encode()
+            )
     ready = health(up)
     assert set(ready["needs"].values()) == {"ok"}
 
