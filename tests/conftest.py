@@ -64,6 +64,13 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["servers"] = _run["servers"]
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """In the controller: a failure is told when it happens, so that a run that is cut off still says why."""
+    if report.failed and "stack" in _run:
+        print(f"\n{report.nodeid} failed in {report.when}\n{report.longreprtext}\n", flush=True)
+
+
 def pytest_unconfigure() -> None:
     stack = _run.pop("stack", None)
     if stack:
