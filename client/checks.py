@@ -29,10 +29,10 @@ def test(arguments: list[str], *, long: bool) -> int:
     """Parallel unless the caller says otherwise; one stack serves the whole run."""
     marks = [] if long else ["-m", "not long"]
     alone = any(a.startswith(("-n", "--pdb")) for a in arguments)
-    # By file: the tests of one file share servers that are theirs alone.
-    workers = [] if alone else ["-n", str(min(os.cpu_count() or 1, 8)), "--dist", "loadfile"]
+    # By file: the tests of one file share servers that are theirs alone. Long files come first.
+    workers = ["-n", str(min(os.cpu_count() or 1, 8)), "--dist", "loadfile", "--no-loadscope-reorder"]
     static = 0 if arguments else check()
-    return _run([sys.executable, "-m", "pytest", *workers, *marks, *arguments]) or static
+    return _run([sys.executable, "-m", "pytest", *([] if alone else workers), *marks, *arguments]) or static
 
 
 def _run(command: list[str]) -> int:

@@ -57,6 +57,21 @@ def _start() -> str:
     )
 
 
+# Files that take minutes, the longest first: begun last, one of them would keep one core waiting for the other.
+LONG_FILES = (
+    "worker/test_jobs.py", "e2e/test_up.py", "e2e/test_jobs.py", "service/test_fuzz.py", "worker/test_publish.py",
+    "core/test_ledger_machine.py", "e2e/test_race.py", "e2e/test_demo.py", "e2e/", "privacy/test_cost.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def turn(item: pytest.Item) -> int:
+        path = item.path.relative_to(ROOT / "tests").as_posix()
+        return next((i for i, name in enumerate(LONG_FILES) if path.startswith(name)), len(LONG_FILES))
+
+    items.sort(key=turn)
+
+
 def pytest_configure_node(node: Any) -> None:
     """In the controller of a parallel run, once for each worker it starts."""
     if "servers" not in _run:
