@@ -31,7 +31,7 @@ EXAMPLES = [
     SWDOneShotPlan(features=Features.WAVES, directions=64),
     SinkhornPlan(steps=60, sampling_prob=0.1, clipping=Clipping.SEMIDUAL),
     AtlasPlan(),
-    AtlasPlan(steps=12, rounds=1, charts=3, judge_share=0.2),
+    AtlasPlan(steps=5, rounds=1, charts=3),
 ]
 named = pytest.mark.parametrize("plan", EXAMPLES, ids=lambda plan: plan.kind)
 

@@ -1,4 +1,4 @@
-"""An atlas of every class: charts to draw images from, and a judge who says which of several to keep."""
+"""An atlas of every class: charts to draw images from, each set upright and put back into a pose."""
 
 import math
 from dataclasses import dataclass
@@ -11,10 +11,14 @@ from torch import Tensor, nn
 
 from worker.synthesizers.architecture import Architecture, UnfitSynthesizer
 
-# Of the judge's filters: how many angles, how wide, how long, how fast they swing.
-ANGLES, SIDE, WIDTH, SLANT, PACE = 8, 7, 1.0, 0.5, 3 * math.pi / 4
-# The judge's constant, and how sharply scores become probabilities.
-CONSTANT, SHARPNESS = 0.1, 10.0
+# How wide and high an image is taken to be if nothing else is known, in halves of its sides, and how much
+# wider each is made, so that a dot and a blank have a size.
+TYPICAL, LEAST = 0.36, 0.07
+# How far images differ that are moved, widened, slanted or heightened by one, if their pixels are from 0 to 1
+# and as many as one.
+WEIGHTS = (2.0, 2.0, 0.5, 0.6, 0.5)
+# A pose is further from that of its class in no number.
+FURTHEST = 1.5
 
 
 @cache
@@ -53,102 +57,89 @@ class Cosines:
         return pixels.unflatten(2, self.shape[1:])
 
 
-@cache
-def filters() -> Tensor:
-    """Waves under a window, the even ones of all angles and then the odd; none answers to a plain area."""
-    reach = torch.arange(SIDE) - SIDE // 2.0
-    down, across = torch.meshgrid(reach, reach, indexing="ij")
-    evens, odds = [], []
-    for step in range(ANGLES):
-        angle = math.pi * step / ANGLES
-        along = across * math.cos(angle) + down * math.sin(angle)
-        aside = down * math.cos(angle) - across * math.sin(angle)
-        window = torch.exp(-(along**2 + (SLANT * aside) ** 2) / (2 * WIDTH**2))
-        even, odd = window * torch.cos(PACE * along), window * torch.sin(PACE * along)
-        even = even - window * (even.sum() / window.sum())
-        length = (even.square().sum() + odd.square().sum()).sqrt()
-        evens.append(even / length)
-        odds.append(odd / length)
-    return torch.stack(evens + odds)[:, None]
+class Poses:
+    """How the brightness of an image lies: where, how wide, how slanted and how high; five numbers.
 
-
-class Features:
-    """What the judge sees of an image: waves at eight angles and two scales, and waves of these (scattering).
-
-    Each group of maps is centred and brought to almost the same length; a vector is no longer than one.
+    A pose maps a frame to the image: across = p0 + exp(p2) x + p3 y, down = p1 + exp(p4) y, in halves of the
+    sides from the middle, such that brightness has `TYPICAL` spread in the frame in every direction.
     """
 
+    size: ClassVar[int] = len(WEIGHTS)
+
     def __init__(self, channels: int, height: int, width: int) -> None:
-        self.cells = (min(7, height // 4), min(7, width // 4))
-        self.size = channels * (1 + 2 * ANGLES + ANGLES**2) * math.prod(self.cells)
-        self.groups = channels * (3 + ANGLES)
+        self.shape = (channels, height, width)
+        self.weights = torch.tensor(WEIGHTS) * math.sqrt(channels * height * width)
+
+    def places(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Where the pixels are, across and down."""
+        _, height, width = self.shape
+        down, across = (((2 * torch.arange(side) + 1) / side - 1).to(device) for side in (height, width))
+        return across[None, None, :].expand(1, height, width), down[None, :, None].expand(1, height, width)
 
     def of(self, images: Tensor) -> Tensor:
         """Of images from 0 to 1; one row for each."""
-        planes = images.flatten(0, 1)[:, None]
-        fine = swings(planes)
-        seconds = swings(F.avg_pool2d(fine, 2).flatten(0, 1)[:, None]).unflatten(0, (-1, ANGLES))
-        maps = [planes, fine, swings(F.avg_pool2d(planes, 2)), *seconds.unbind(1)]
-        parts = []
-        for part in maps:
-            part = F.adaptive_avg_pool2d(part, self.cells).flatten(1)
-            part = part - part.mean(1, keepdim=True)
-            length = torch.linalg.vector_norm(part, dim=1, keepdim=True)
-            parts.append(part / (length + 1e-3 * math.sqrt(part.shape[1])))
-        return torch.cat(parts, 1).unflatten(0, (len(images), -1)).flatten(1) / math.sqrt(self.groups)
+        bright, (across, down) = images.mean(1), self.places(images.device)
 
+        def mean(of: Tensor) -> Tensor:
+            return (bright * of).sum((1, 2), keepdim=True) / (bright.sum((1, 2), keepdim=True) + 1e-3)
 
-def swings(planes: Tensor) -> Tensor:
-    """How strongly each angle's waves swing around each place."""
-    even, odd = F.conv2d(planes, filters().to(planes.device), padding=SIDE // 2).chunk(2, 1)
-    return even.square_().addcmul_(odd, odd).add_(1e-6).sqrt_()
+        x, y = mean(across), mean(down)
+        wide, high = (mean((at - to) ** 2) + LEAST**2 for at, to in ((across, x), (down, y)))
+        slant = mean((across - x) * (down - y)) / high.sqrt()
+        wide = (wide - slant**2).clamp(min=LEAST**2 / 2).sqrt()
+        found = x, y, (wide / TYPICAL).log(), slant / TYPICAL, (high.sqrt() / TYPICAL).log()
+        return torch.cat(found, 1)[..., 0]
+
+    def moved(self, images: Tensor, old: Tensor, new: Tensor) -> Tensor:
+        """Images that had the old pose, in the new one. What was outside is black."""
+        across, down = self.places(images.device)
+        x, y, wide, slant, high = (number[:, None, None] for number in new.unbind(1))
+        framed = (down - y) / high.exp()
+        across, down = (across - x - slant * framed) / wide.exp(), framed
+        x, y, wide, slant, high = (number[:, None, None] for number in old.unbind(1))
+        across, down = x + wide.exp() * across + slant * down, y + high.exp() * down
+        return F.grid_sample(images, torch.stack([across, down], -1), align_corners=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Atlas(Architecture):
-    """`charts` to a class, each with `axes`; thousandths of tries go `between` classes, up to `detour`."""
+    """`charts` to a class, each with `axes`."""
 
     kind: ClassVar[str] = "conditional-atlas"
     limits: ClassVar[dict[str, tuple[int, int]]] = {
         "frequencies": (1, 64),
         "axes": (1, 1024),
         "charts": (1, 1000),
-        "tries": (1, 16),
-        "between": (0, 1000),
-        "detour": (0, 1000),
     }
 
     frequencies: int = 16
     axes: int = 60
     charts: int = 10
-    tries: int = 3
-    between: int = 500
-    detour: int = 600
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.axes > self.cosines.size or self.latent != self.tries * self.each:
-            raise UnfitSynthesizer("axes are no more than cosines, and latents as many as the tries need")
+        if self.axes > self.size or self.latent != self.size + 1:
+            raise UnfitSynthesizer("axes are no more than coordinates, and latents one more than these")
 
     @classmethod
     def fitting(cls, **sizes: int) -> Self:
         """With as many axes as there can be, and as many latents as are needed."""
         slow = Cosines(*(sizes[name] for name in ("channels", "height", "width", "frequencies")))
-        axes = min(sizes["axes"], slow.size)
-        return cls(**{**sizes, "axes": axes, "latent": sizes["tries"] * (4 + axes + slow.size)})
+        size = slow.size + Poses.size
+        return cls(**{**sizes, "axes": min(sizes["axes"], size), "latent": size + 1})
 
     @property
     def cosines(self) -> Cosines:
         return Cosines(self.channels, self.height, self.width, self.frequencies)
 
     @property
-    def features(self) -> Features:
-        return Features(self.channels, self.height, self.width)
+    def poses(self) -> Poses:
+        return Poses(self.channels, self.height, self.width)
 
     @property
-    def each(self) -> int:
-        """Latents of one try: which charts, whether between, how far, and a place on either chart."""
-        return 4 + self.axes + self.cosines.size
+    def size(self) -> int:
+        """Coordinates of an image: cosines and pose."""
+        return self.cosines.size + Poses.size
 
     def network(self) -> "AtlasNetwork":
         return AtlasNetwork(self)
@@ -157,71 +148,35 @@ class Atlas(Architecture):
 class AtlasNetwork(nn.Module):
     """Images in [-1, 1], each from its own latent and label.
 
-    A chart is a centre and a factor in the first `axes` directions of all cosines; in the other directions
-    an image strays from its class by `strays`. The first try that the judge takes for its label is kept, or
-    the one that comes nearest.
+    A chart is a centre and a factor in the first `axes` directions of all coordinates; in the other
+    directions an image strays from its class by `strays`.
     """
 
     def __init__(self, shape: Atlas) -> None:
         super().__init__()
-        self.shape, self.cosines, self.features = shape, shape.cosines, shape.features
-        size, charts = self.cosines.size, (shape.classes, shape.charts)
+        self.shape, self.cosines, self.posing = shape, shape.cosines, shape.poses
+        charts = (shape.classes, shape.charts)
 
         def zeros(*sizes: int) -> nn.Parameter:
             return nn.Parameter(torch.zeros(*sizes), requires_grad=False)
 
-        self.means = zeros(shape.classes, size)
-        self.directions = zeros(size, size)
-        self.strays = zeros(size - shape.axes)
+        self.poses = zeros(shape.classes, Poses.size)
+        self.means = zeros(shape.classes, shape.size)
+        self.directions = zeros(shape.size, shape.size)
+        self.strays = zeros(shape.size - shape.axes)
         self.weights = zeros(*charts)
         self.centres = zeros(*charts, shape.axes)
         self.factors = zeros(*charts, shape.axes, shape.axes)
-        self.judge = zeros(shape.classes, self.features.size + 1)
 
     def forward(self, latents: Tensor, labels: Tensor) -> Tensor:
-        tries = latents.view(len(labels), self.shape.tries, -1)
-        left = torch.arange(len(labels), device=labels.device)
-        best = latents.new_full((len(labels),), -math.inf)
-        out = latents.new_zeros(len(labels), *self.cosines.shape)
-        for turn in range(self.shape.tries):
-            wanted = labels[left]
-            made = self.drawn(tries[left, turn], wanted).clamp(0, 1)
-            if self.shape.tries > 1:
-                chances = self.chances(made)
-                liked = chances.gather(1, wanted[:, None])[:, 0]
-                better = liked > best[left]
-                out[left[better]], best[left[better]] = made[better], liked[better]
-                left = left[chances.argmax(1) != wanted]
-            else:
-                out = made
-        return out * 2 - 1
-
-    def drawn(self, latents: Tensor, labels: Tensor) -> Tensor:
-        """One try each, not yet held between black and white."""
-        classes, axes = self.shape.classes, self.shape.axes
-        which, place, other_place, stray = latents.split([4, axes, axes, self.cosines.size - axes], 1)
-        levels = torch.special.ndtr(which)
-        vectors = self.placed(labels, levels[:, 0], place)
-        if self.shape.between and classes > 1:
-            # One uniform number decides whether to go between classes and, if so, towards which.
-            away = levels[:, 1] * 1000 / self.shape.between
-            other = (labels + 1 + (away * (classes - 1)).long().clamp(max=classes - 2)) % classes
-            far = torch.where(away < 1, levels[:, 2] * self.shape.detour / 1000, 0)[:, None]
-            vectors = vectors + far * (self.placed(other, levels[:, 3], other_place) - vectors)
-        return self.cosines.pixels(vectors + (stray * self.strays) @ self.directions[:, axes:].T)
-
-    def placed(self, labels: Tensor, level: Tensor, place: Tensor) -> Tensor:
+        which, place, stray = latents.split([1, self.shape.axes, len(self.strays)], 1)
         bounds = self.weights[labels].cumsum(1)
-        chart = (level[:, None] * bounds[:, -1:] > bounds).sum(1).clamp(max=self.shape.charts - 1)
+        chart = (torch.special.ndtr(which) * bounds[:, -1:] > bounds).sum(1).clamp(max=self.shape.charts - 1)
         spread = torch.einsum("nij,nj->ni", self.factors[labels, chart], place)
-        directions = self.directions[:, : self.shape.axes]
-        return self.means[labels] + (self.centres[labels, chart] + spread) @ directions.T
-
-    def chances(self, images: Tensor) -> Tensor:
-        """What the judge takes images from 0 to 1 for."""
-        return judged(self.judge, self.features.of(images)).softmax(1)
-
-
-def judged(judge: Tensor, features: Tensor) -> Tensor:
-    """Scores of a linear judge, whose last column is its constant."""
-    return SHARPNESS * (features @ judge[:, :-1].T + CONSTANT * judge[:, -1])
+        steps = torch.cat([self.centres[labels, chart] + spread, stray * self.strays], 1)
+        vectors = self.means[labels] + steps @ self.directions.T
+        upright, turned = vectors.split([self.cosines.size, Poses.size], 1)
+        usual = self.poses[labels]
+        turned = usual + (turned / self.posing.weights.to(turned.device)).clamp(-FURTHEST, FURTHEST)
+        images = self.posing.moved(self.cosines.pixels(upright), usual, turned)
+        return images.clamp(0, 1) * 2 - 1

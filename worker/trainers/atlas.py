@@ -1,12 +1,11 @@
-"""Atlas: sums over all records, noised one after the other, from which charts and a judge are made."""
+"""Atlas: sums over all records, noised one after the other, from which charts of every class are made."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from core.faults import Failure, Fault
@@ -16,19 +15,17 @@ from privacy.plans.atlas import AtlasPlan, AtlasRecipe
 from worker.mechanisms.clipping import clip_rows
 from worker.mechanisms.noise import GaussianNoise, Releases, Rng
 from worker.mechanisms.sampling import EveryRecord
-from worker.synthesizers.atlas import CONSTANT, Atlas, AtlasNetwork, judged
+from worker.synthesizers.atlas import FURTHEST, Atlas, AtlasNetwork, Poses
 from worker.synthesizers.image import ImageSynthesizer
 from worker.trainers.progress import Progress
 from worker.trainers.swd import ImageRows, fill, kept
 
-# Records looked at in one go: few where maps are made of them, more where they are only summed.
-FEW, MANY = 256, 4096
+# Records looked at in one go.
+MANY = 2048
 # What the first sum is clipped to, as a share of the longest an image can be: nothing else is known yet.
 FIRST_REACH = 0.6
 # A group is taken for no smaller than this, whatever its noisy count says.
 FEWEST = 20.0
-# Images that exposure is set by, and how finely.
-EXPOSED, HALVINGS = 2000, 12
 
 
 def architecture(schema: ImageSchema, plan: AtlasPlan, recipe: AtlasRecipe) -> Atlas:
@@ -42,9 +39,6 @@ def architecture(schema: ImageSchema, plan: AtlasPlan, recipe: AtlasRecipe) -> A
         frequencies=recipe.frequencies,
         axes=recipe.axes,
         charts=plan.charts,
-        tries=recipe.tries,
-        between=round(1000 * recipe.between),
-        detour=round(1000 * recipe.detour),
     )
 
 
@@ -94,13 +88,12 @@ class Seen:
     """Every record as the sums see it, each row from one record. Private."""
 
     vectors: Tensor
-    features: Tensor
     labels: Tensor
 
     def chunks(self) -> "Iterator[Seen]":
         for start in range(0, len(self.labels), MANY):
             part = slice(start, start + MANY)
-            yield Seen(self.vectors[part].double(), self.features[part].float(), self.labels[part])
+            yield Seen(self.vectors[part].double(), self.labels[part])
 
 
 class AtlasTraining:
@@ -124,19 +117,18 @@ class AtlasTraining:
         self.plan, self.records, self.rng = plan, records, rng
         self.recipe = recipe = recipe or plan.known_recipe
         self.shape = shape = architecture(records.schema, plan, recipe)
-        self.cosines, self.features = shape.cosines, shape.features
+        self.cosines, self.poses = shape.cosines, shape.poses
         self.classes, self.charts, self.axes = shape.classes, shape.charts, shape.axes
         self.longest = FIRST_REACH * math.sqrt(math.prod(self.cosines.shape))
-        self._seen: Seen | None = None
-        self.said: dict[str, float] = {}
+        self._seen: tuple[bool, Seen] | None = None
 
-        size, axes, groups = self.cosines.size, self.axes, self.classes * self.charts
+        size, axes, groups = shape.size, self.axes, self.classes * self.charts
         sizes = {
+            "poses": self.classes * (size + 1),
             "means": self.classes * (size + 2),
             "spread": pairs(size),
             "centres": groups * (axes + 1),
             "shapes": groups * (1 + axes + pairs(axes)),
-            "judge": self.classes * (self.features.size + 1),
         }
         self.sampling = EveryRecord(steps=plan.known_steps)
         self.noise = Noises(
@@ -162,9 +154,10 @@ class AtlasTraining:
 
         # What is known so far: noised sums, what was made of them, and nothing else.
         self.known = {
+            "poses": zeros(self.classes, Poses.size),
+            "posed": zeros(),
             "counts": zeros(self.classes),
             "means": zeros(self.classes, size),
-            "squares": zeros(self.classes),
             "reach": zeros(),
             "directions": zeros(size, size),
             "spreads": zeros(size),
@@ -172,41 +165,67 @@ class AtlasTraining:
             "weights": zeros(self.classes, self.charts),
             "factors": zeros(self.classes, self.charts, axes, axes),
         }
-        for name in ("judge", "momentum", "average"):
-            self.known[name] = zeros(self.classes, self.features.size + 1)
 
     def steps(self) -> Iterator[Progress]:
         for everyone in self.draws:
             stage = self.noise.stage(self.draws.drawn)
             add, learn = getattr(self, f"add_{stage}"), getattr(self, f"learn_{stage}")
             total = torch.zeros(self.noise.stages[stage].size, dtype=torch.float64)
-            self.said = {}
-            for part in self.seen(everyone).chunks():
+            for part in self.seen(everyone, first=stage == "poses").chunks():
                 add(total, part)
             bound = self.bounds[stage]
             noisy = self.releases.release(total * bound) / bound
             learn(noisy, self.plan.noise_stddev / bound)
             yield Progress(self.draws.drawn, self.plan.known_steps)
 
-    def seen(self, everyone: np.ndarray) -> Seen:
-        """What the sums need of the records, computed once. One that is not finite adds nothing to any."""
-        if self._seen is None:
+    def seen(self, everyone: np.ndarray, *, first: bool) -> Seen:
+        """What the sums need of the records, computed once and again when the poses of the classes are known.
+
+        One that is not finite adds nothing to any.
+        """
+        if self._seen is None or self._seen[0] != first:
             images, labels = self.records.take(everyone)
             finite = images.flatten(1).isfinite().all(1)
             # A label outside the declared classes must not stop the training: stopping would tell of it.
             images, labels = images[finite].clamp(-1, 1), labels[finite].clamp(0, self.classes - 1)
-            vectors = torch.zeros(len(labels), self.cosines.size)
-            # Half the digits are plenty for a judge and halve the memory.
-            features = torch.zeros(len(labels), self.features.size, dtype=torch.float16)
-            for start in range(0, len(labels), FEW):
-                part = slice(start, start + FEW)
+            vectors = torch.zeros(len(labels), self.shape.size)
+            for start in range(0, len(labels), MANY):
+                part = slice(start, start + MANY)
                 shown = (images[part].to(self.device) + 1) / 2
-                vectors[part] = self.cosines.of(shown).cpu()
-                features[part] = self.features.of(shown).half().cpu()
-            self._seen = Seen(vectors, features, labels)
-        return self._seen
+                vectors[part] = self.coordinates(shown, labels[part], first=first).cpu()
+            self._seen = first, Seen(vectors, labels)
+        return self._seen[1]
 
-    # Means: how many are in a class, where, and how far from black
+    def coordinates(self, images: Tensor, labels: Tensor, *, first: bool) -> Tensor:
+        """Cosines and pose as they are and, later, of images set upright, and how far that was."""
+        poses = self.poses.of(images)
+        if not first:
+            usual = self.known["poses"][labels].float().to(images.device)
+            far = ((poses - usual) * self.known["posed"].item()).clamp(-FURTHEST, FURTHEST)
+            images, poses = self.poses.moved(images, usual + far, usual), far
+        return torch.cat([self.cosines.of(images), poses * self.poses.weights.to(images.device)], 1)
+
+    # Poses: how images of a class mostly stand, and whether they stand free
+
+    def add_poses(self, total: Tensor, seen: Seen) -> None:
+        shown, poses = (seen.vectors / self.longest).tensor_split([self.cosines.size], 1)
+        ones = torch.ones(len(seen.labels), 1, dtype=torch.float64)
+        rows = torch.cat([ones, clip_rows(shown, 1.0)[0], clip_rows(poses, 1.0)[0]], 1) / math.sqrt(3)
+        total.view(self.classes, -1).index_add_(0, seen.labels, rows)
+
+    def learn_poses(self, noisy: Tensor, noise: float) -> None:
+        del noise
+        sums = noisy.view(self.classes, -1) * math.sqrt(3)
+        means = sums[:, 1:] * self.longest / sums[:, :1].clamp(min=FEWEST)
+        shown, poses = means.tensor_split([self.cosines.size], 1)
+        pixels = self.cosines.pixels(shown.float()).mean((0, 1))
+        edge = torch.cat([pixels[0], pixels[-1], pixels[1:-1, 0], pixels[1:-1, -1]]).mean()
+        # What fills its frame would lose what is moved out of it.
+        free = edge <= self.recipe.edge * pixels.mean().clamp(min=1e-3)
+        self.known["poses"] = (poses / self.poses.weights).clamp(-FURTHEST, FURTHEST)
+        self.known["posed"] = free.double()
+
+    # Means: how many are in a class, where, and how far from nothing
 
     def add_means(self, total: Tensor, seen: Seen) -> None:
         rows, _ = clip_rows(seen.vectors / self.longest, 1.0)
@@ -222,7 +241,7 @@ class AtlasTraining:
         squares = sums[:, -1] * self.longest**2 / counts
         around = (counts * (squares - means.square().sum(1))).sum() / counts.sum()
         reach = self.recipe.reach * around.clamp(min=(0.01 * self.longest) ** 2).sqrt()
-        self.known |= {"counts": counts, "means": means, "squares": squares, "reach": reach}
+        self.known |= {"counts": counts, "means": means, "reach": reach}
 
     # Spread: the directions in which records differ from the mean of their class
 
@@ -233,12 +252,15 @@ class AtlasTraining:
 
     def learn_spread(self, noisy: Tensor, noise: float) -> None:
         each = self.known["reach"].square() / self.known["counts"].sum()
-        squares, directions = torch.linalg.eigh(unpacked(noisy, self.cosines.size) * each)
+        squares, directions = torch.linalg.eigh(unpacked(noisy, self.shape.size) * each)
         squares, directions = squares.flip(0), directions.flip(1)
         # Noise alone would reach up to its edge: what lies far below it is not told apart any more.
         edge = noise * math.sqrt(2 * len(squares)) * each
         least = torch.maximum(edge / 2, 1e-3 * squares[0].clamp(min=1e-6))
         squares[: self.axes] = torch.maximum(squares[: self.axes], least)
+        # Beyond the axes, what is within noise is made equal: noise adds nothing on average.
+        drowned = (squares <= edge) & (torch.arange(len(squares)) >= self.axes)
+        squares[drowned] = squares[drowned].mean() if drowned.any() else 0.0
         self.known |= {"directions": directions, "spreads": squares.clamp(min=0).sqrt()}
         start = self.rng.normals(self.known["centres"].numel()).view_as(self.known["centres"])
         self.known["centres"] = 0.7 * start * self.kept_spreads * (self.charts > 1)
@@ -320,35 +342,6 @@ class AtlasTraining:
             "factors": factors * reach[:, None],
         }
 
-    # The judge: a linear classifier, by descent with momentum, averaged over its second half
-
-    def add_judge(self, total: Tensor, seen: Seen) -> None:
-        chances = judged(self.known["judge"].float(), seen.features).softmax(1)
-        errors = chances - F.one_hot(seen.labels, self.classes)
-        # The gradient of one record is a product of two vectors, errors and features, and so is its norm.
-        shown = (torch.linalg.vector_norm(seen.features, dim=1).square() + CONSTANT**2).sqrt()
-        norms = torch.linalg.vector_norm(errors, dim=1) * shown
-        errors = errors / norms.clamp(min=self.recipe.judge_clip)[:, None]
-        sums = total.view(self.classes, -1)
-        sums[:, :-1] += errors.T @ seen.features
-        sums[:, -1] += CONSTANT * errors.sum(0)
-        missed = (chances.argmax(1) != seen.labels).sum().item() / len(self._seen.labels)
-        self.said["judge_missed"] = self.said.get("judge_missed", 0.0) + missed
-
-    def learn_judge(self, noisy: Tensor, noise: float) -> None:
-        known, steps = self.known, self.noise.stages["judge"].steps
-        step = self.releases.parts["judge"].made
-        # Divided by what is known of the number of records, which is noisy.
-        each = self.recipe.judge_clip / known["counts"].sum()
-        known["momentum"] = self.recipe.momentum * known["momentum"] + noisy.view_as(known["judge"]) * each
-        astray = noise * each * math.sqrt(steps) / (1 - self.recipe.momentum)
-        known["judge"] = (
-            known["judge"] - min(self.recipe.rate, self.recipe.astray / astray) * known["momentum"]
-        )
-        late = step - steps // 2
-        if late > 0:
-            known["average"] = known["average"] + (known["judge"] - known["average"]) / late
-
     def checkpoint(self) -> dict[str, Tensor]:
         return kept({"step": torch.tensor(self.draws.drawn), **self.known})
 
@@ -360,70 +353,22 @@ class AtlasTraining:
         self.releases = self.noise.releases(self.rng, made=step)
 
     def diagnostics(self) -> dict[str, float]:
-        return {name: value for name, value in self.said.items() if math.isfinite(value)}
+        return {}
 
     def synthesizer(self) -> ImageSynthesizer:
         if not self.draws.drawn == self.releases.made == self.plan.known_steps:
             raise Failure(Fault.ACCOUNTING_MISMATCH)
         network, known = AtlasNetwork(self.shape), self.known
-        found = {name: known[name] for name in ("means", "directions", "weights", "centres", "factors")}
-        found |= {"strays": known["spreads"][self.axes :], "judge": known["average"]}
+        names = ("poses", "means", "directions", "weights", "centres", "factors")
+        found = {name: known[name].clone() for name in names} | {"strays": known["spreads"][self.axes :]}
+        # Images that were not set upright are not turned either: what is there is noise.
+        found["means"][:, self.cosines.size :] *= known["posed"]
+        found["directions"][self.cosines.size :] *= known["posed"]
         # A function of noised sums, so that it may be known.
         if not all(value.isfinite().all() for value in found.values()):
             raise Failure(Fault.DIVERGED)
         network.load_state_dict(found)
-        brighten(network, gain=self.recipe.stretch, offset=0.0, keep_means=True)
-        gain, offset = self.exposure(network)
-        brighten(network, gain=gain, offset=offset)
         return ImageSynthesizer(self.shape, network)
-
-    def exposure(self, network: AtlasNetwork) -> tuple[float, float]:
-        """By what to multiply pixels, and what to add, before they are held between black and white.
-
-        Cutting off makes images brighter and paler than they were meant to be; this gives them, on average,
-        the brightness and the length that the first sum told of. Post-processing.
-        """
-        source = torch.Generator().manual_seed(1)
-        labels = torch.arange(EXPOSED) % self.classes
-        levels, place, stray = (
-            torch.randn(EXPOSED, width, generator=source)
-            for width in (1, self.axes, self.cosines.size - self.axes)
-        )
-        vectors = network.placed(labels, torch.special.ndtr(levels[:, 0]), place)
-        vectors = vectors + (stray * network.strays) @ network.directions[:, self.axes :].T
-        raw, per_channel = self.cosines.pixels(vectors), len(self.cosines.rows)
-        known, pixels = self.known, math.prod(self.cosines.shape[1:])
-        bright = known["means"][:, ::per_channel].mean().item() / math.sqrt(pixels)
-        long = known["squares"].mean().item()
-
-        def offset(gain: float) -> float:
-            return halving(lambda x: (raw * gain + x).clamp(0, 1).mean().item() - bright, -1.0, 1.0)
-
-        def excess(gain: float) -> float:
-            shown = (raw * gain + offset(gain)).clamp(0, 1)
-            return self.cosines.of(shown).square().sum(1).mean().item() - long
-
-        gain = halving(excess, *self.recipe.contrast)
-        return gain, offset(gain)
-
-
-@torch.no_grad()
-def brighten(network: AtlasNetwork, *, gain: float, offset: float, keep_means: bool = False) -> None:
-    """Multiplies pixels to be drawn, or only what sets them off from their class, and adds to them."""
-    for part in (network.centres, network.factors, network.strays):
-        part *= gain
-    if not keep_means:
-        network.means *= gain
-    each = len(network.cosines.rows)
-    network.means[:, ::each] += offset * math.sqrt(math.prod(network.cosines.shape[1:]))
-
-
-def halving(rising: Callable[[float], float], low: float, high: float) -> float:
-    """Where a rising function passes zero, or the nearer end."""
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if rising(middle) > 0 else (middle, high)
-    return (low + high) / 2
 
 
 def pairs(size: int) -> int:
