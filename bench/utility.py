@@ -1,13 +1,14 @@
 """How useful a release is: classifiers that saw synthetic images only, asked about real ones.
 
-    python -m bench.utility --data mnist --method dpgan --preset fast-cpu --epsilon 10 --delta 1e-5 \
-        --seeds 0,1,2 --budget 30m --out DIR
+    python -m bench.utility --data mnist,fashion --method atlas --preset fast-cpu --epsilon 10,1 \
+        --delta 1e-5 --seeds 0,1,2 --budget 30m --jobs 2 --threads 1 --distances --out DIR
 
 Each run builds the plan of the method's preset, calibrates it by our accountant (Rényi, add-or-remove),
 trains with the production trainer and its production randomness, samples 60,000 labelled images and trains
 the three classifiers of bench.classifiers on them. A run has a process of its own, so that its peak memory is
 its own. Noise cannot be seeded: a seed fixes the sample and the classifiers. Steps that would not fit the
-budget are cut to what fits before the plan is calibrated, and the table says so.
+budget are cut to what fits before the plan is calibrated, and the table says so. Runs that go on side by side
+(`--jobs`) share the machine. Distances are taken of the first seed.
 """
 
 import argparse
@@ -19,9 +20,10 @@ import resource
 import subprocess
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, fields, replace
-from itertools import islice
+from collections.abc import Callable, Collection
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, fields, replace
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +288,40 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def means(results: list[dict[str, Any]]) -> str:
+    """A line for all seeds of what is otherwise the same: mean, and how far the seeds are apart."""
+    head = "run | eps | seeds | logistic | MLP | CNN | FD-EffNetLite0 (floor) | worst coverage of a class"
+    lines = [f"| {head} |", "|" + "---|" * (head.count("|") + 1)]
+    same: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for r in results:
+        same.setdefault((r["data"], r["method"], r["preset"], round(r["epsilon"], 2)), []).append(r)
+    for (data, method, preset, epsilon), runs in same.items():
+        found = []
+        for name in ("logistic", "mlp", "cnn"):
+            values = [100 * r[name] for r in runs]
+            found.append(f"{np.mean(values):.1f} % ± {(max(values) - min(values)) / 2:.1f}")
+        far = next((r for r in runs if "fd_effnetlite0" in r), None)
+        found += (
+            [f"{far['fd_effnetlite0']:.1f} ({far['fd_floor']:.1f})", f"{min(far['coverage_by_class']):.2f}"]
+            if far
+            else ["", ""]
+        )
+        lines.append(f"| {data}, {method}, {preset} | {epsilon:g} | {len(runs)} | {' | '.join(found)} |")
+    return "\n".join(lines)
+
+
+def listed(among: Collection[str] = (), of: Callable[[str], Any] = str) -> Callable[[str], list[Any]]:
+    """Values with commas between them, each one of those there are."""
+
+    def read(text: str) -> list[Any]:
+        found = [of(one) for one in text.split(",")]
+        if among and not set(found) <= set(among):
+            raise argparse.ArgumentTypeError(f"choose from {', '.join(among)}")
+        return found
+
+    return read
+
+
 def seconds(text: str) -> float:
     units = {"s": 1, "m": 60, "h": 3600}
     return float(text[:-1]) * units[text[-1]] if text[-1] in units else float(text)
@@ -296,39 +332,48 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    parser.add_argument("--data", choices=FOLDERS, required=True)
+    parser.add_argument("--data", type=listed(FOLDERS), required=True, help=f"of {', '.join(FOLDERS)}")
     parser.add_argument("--data-dir", type=Path, default=beside, help="holds mnist/ and fashion-mnist/")
-    parser.add_argument("--method", choices=sorted(PLANS), required=True)
+    parser.add_argument("--method", type=listed(TRAINERS), required=True, help=f"of {', '.join(TRAINERS)}")
     parser.add_argument("--preset", default="fast-cpu")
-    parser.add_argument("--epsilon", type=float, default=10.0)
+    parser.add_argument("--epsilon", type=listed(of=float), default="10")
     parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument("--seeds", default="0", help="such as 0,1,2: one run each")
+    parser.add_argument("--seeds", type=listed(of=int), default="0", help="such as 0,1,2: one run each")
     parser.add_argument("--steps", type=int, help="instead of the preset's")
     parser.add_argument("--records", type=int, help="only the first so many")
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--budget", type=seconds, default="30m", help="for training and sampling")
     parser.add_argument("--patience", type=int, default=30, help="epochs without improvement; the paper: 30")
     parser.add_argument("--threads", type=int, default=int(os.environ.get("OMP_NUM_THREADS", "2")))
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument(
         "--distances", action="store_true", help="FD-EffNetLite0 and others; needs the extra `bench`"
     )
     parser.add_argument("--out", type=Path, default=Path("bench-out"))
     given = vars(parser.parse_args())
-    seeds = [int(seed) for seed in given.pop("seeds").split(",")]
-    asked = Asked(**given)
-    if asked.method not in TRAINERS:
-        parser.error(f"there is no trainer for {asked.method} yet; there are {', '.join(TRAINERS)}")
-    asked.out.mkdir(parents=True, exist_ok=True)
+    seeds, jobs = given.pop("seeds"), given.pop("jobs")
+    several = [given.pop(name) for name in ("data", "method", "epsilon")]
+    given["out"].mkdir(parents=True, exist_ok=True)
+    runs = [
+        (Asked(**given | {"data": data, "method": method, "epsilon": epsilon}), seed)
+        for data, method, epsilon in product(*several)
+        for seed in seeds
+    ]
     results = []
-    for seed in seeds:
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-            results.append(process.submit(once, asked, seed).result())
-        print(table(results[-1:]), flush=True)
-    print(table(results))
-    settings = {name: str(x) if isinstance(x, Path) else x for name, x in asdict(asked).items()}
-    body = {"asked": settings, "results": results}
-    (asked.out / f"{asked.data}-{asked.method}-{asked.preset}.json").write_text(json.dumps(body) + "\n")
-    print(json.dumps(body))
+    # A process for every run, so that its peak memory is its own.
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn, max_tasks_per_child=1) as processes:
+        waiting = [
+            processes.submit(once, replace(asked, distances=asked.distances and seed == seeds[0]), seed)
+            for asked, seed in runs
+        ]
+        for each in as_completed(waiting):
+            tell(f"{sum(one.done() for one in waiting)} of {len(runs)}\n{table([each.result()])}")
+    results = [each.result() for each in waiting]
+    told = f"{means(results)}\n\n{table(results)}\n"
+    (given["out"] / "table.md").write_text(told)
+    (given["out"] / "table.json").write_text(json.dumps(results, indent=2) + "\n")
+    print(told)
 
 
 if __name__ == "__main__":
