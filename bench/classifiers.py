@@ -74,7 +74,14 @@ def cnn(shape: tuple[int, int, int], classes: int) -> nn.Module:
 
 
 def fit(
-    network: nn.Module, images: np.ndarray, labels: np.ndarray, *, patience: int, seed: int, device: str
+    network: nn.Module,
+    images: np.ndarray,
+    labels: np.ndarray,
+    *,
+    patience: int,
+    seed: int,
+    device: str,
+    most: int = MOST_EPOCHS,
 ) -> tuple[nn.Module, int]:
     """Adam with default parameters and early stopping; the best network and the epochs it took."""
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed)).numpy()
@@ -84,7 +91,7 @@ def fit(
     best, best_state, since = -1.0, {}, 0
     shuffles = np.random.default_rng(seed)
     epochs = 0
-    while since < patience and epochs < MOST_EPOCHS:
+    while since < patience and epochs < most:
         epochs += 1
         network.train()
         shuffled = shuffles.permutation(kept)

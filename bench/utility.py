@@ -125,6 +125,7 @@ class Asked:
     samples: int
     budget: float
     patience: int
+    cnn_epochs: int
     threads: int
     distances: bool
     out: Path
@@ -217,23 +218,30 @@ def once(asked: Asked, seed: int) -> dict[str, Any]:
         result |= distance.measured(
             test.pixels, test.labels, sample.images, sample.labels, more, device=device
         )
-    result |= scores(sample, test, seed=seed, patience=asked.patience, device=device)
+    result |= scores(sample, test, asked, seed=seed, device=device)
     (asked.out / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
     return result
 
 
-def scores(sample: Sample, test: Images, *, seed: int, patience: int, device: str) -> dict[str, Any]:
+def scores(sample: Sample, test: Images, asked: Asked, *, seed: int, device: str) -> dict[str, Any]:
     """Accuracy on real images of classifiers that saw synthetic ones only."""
     torch.manual_seed(seed)
     shape, kinds = test.pixels.shape[1:], len(test.schema.classes)
-    found: dict[str, Any] = {"patience": patience}
+    found: dict[str, Any] = {"patience": asked.patience}
+    most = {"mlp": classifiers.MOST_EPOCHS, "cnn": asked.cnn_epochs}
     with Clock() as clock:
         linear = classifiers.logistic(sample.images, sample.labels, kinds, device=device)
         found["logistic"] = classifiers.accuracy(linear, test.pixels, test.labels, device=device)
         tell(f"logistic: {found['logistic']:.4f}")
         for name, make in (("mlp", classifiers.mlp), ("cnn", classifiers.cnn)):
             network, epochs = classifiers.fit(
-                make(shape, kinds), sample.images, sample.labels, patience=patience, seed=seed, device=device
+                make(shape, kinds),
+                sample.images,
+                sample.labels,
+                patience=asked.patience,
+                seed=seed,
+                device=device,
+                most=most[name],
             )
             guessed = classifiers.predictions(network, test.pixels, device=device)
             found[name], found[f"{name}_epochs"] = float((guessed == test.labels).mean()), epochs
@@ -344,6 +352,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--budget", type=seconds, default="30m", help="for training and sampling")
     parser.add_argument("--patience", type=int, default=30, help="epochs without improvement; the paper: 30")
+    parser.add_argument("--cnn-epochs", type=int, default=classifiers.MOST_EPOCHS, help="at most")
     parser.add_argument("--threads", type=int, default=int(os.environ.get("OMP_NUM_THREADS", "2")))
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument(

@@ -163,6 +163,10 @@ def quote_plan(plan: Plan, terms: Terms, accountant: str, plot: Path | None) -> 
         plan = plan.stretched(target) if plan.steps is None else plan.calibrated(target)
     claim, curve = plan.published_reading(delta), partial(epsilon_over_steps, plan, delta, relation)
     if plot is not None:
+        if not plan.by_steps:
+            raise InvalidPlan(
+                f"The cost of {plan.kind} does not grow step by step: there is nothing to plot."
+            )
         plot.write_text(svg(curve(), delta), encoding="utf-8")
     return {
         "plan": plan.to_dict(),
@@ -213,9 +217,13 @@ def show(result: dict[str, Any], curve: Curve) -> None:
             f"{result['admits_at_best_order']} at order {result['best_order']:g}",
         ),
     ]
+    if take := result.get("recommended"):
+        rows = [("take", take["method"], f"--set charts={take['charts']}"), *rows]
     if claim := result.get("published"):
         rows.append(("published", f"{claim['epsilon']:.4g}", f"no guarantee: {claim['flaw']}"))
     facts(*rows)
+    if take:
+        output().print(f"Why {take['method']}: {take['why']}.")
     if result["at_grid_end"]:
         output().print("The best order lies at the end of the range; the PLD reading is the better guide.")
     if len(curve) > 1:
@@ -223,7 +231,9 @@ def show(result: dict[str, Any], curve: Curve) -> None:
 
 
 def epsilon_over_steps(plan: Plan, delta: float, relation: Relation) -> Curve:
-    """Rényi readings along the way to the plan's last step."""
+    """Rényi readings along the way to the plan's last step, if it may end there."""
+    if not plan.by_steps:
+        return []
     how = {"delta": delta, "relation": relation, "accountant": Accountant.RENYI}
     steps = sorted({max(1, plan.known_steps * i // 40) for i in range(1, 41)})
     return [(at, replace(plan, steps=at).reading(**how).epsilon) for at in steps]

@@ -4,6 +4,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +26,11 @@ class RelationName(StrEnum):
 class AccountantName(StrEnum):
     RENYI = "renyi"
     PLD = "pld"
+
+
+class Device(StrEnum):
+    CPU = "cpu"
+    CUDA = "cuda"
 
 
 Delta = Annotated[float | None, typer.Option(help="Delta of the guarantee, e.g. 1e-5.")]
@@ -151,6 +157,42 @@ def account(
     body = read_json(read(events))
     listed = flat([from_dict(one) for one in (body if isinstance(body, list) else [body])])
     return {"events": [one.to_dict() for one in listed], **terms.figures(listed)}
+
+
+@app.command("recommend")
+@_quoting
+def recommend(
+    terms: "Terms",
+    image: Annotated[str, typer.Option(metavar="HxW", help="Height and width in pixels, such as 28x28.")],
+    classes: Annotated[int, typer.Option(min=1, help="How many classes.")],
+    records: Annotated[int, typer.Option(min=1, help="How many records, about.")],
+    device: Annotated[Device, typer.Option(help="What it would be trained on.")] = Device.CPU,
+) -> dict[str, Any]:
+    """Names the method to take for such images within --epsilon and --delta, says why, and prices it."""
+    from client.pricing import quote_plan
+    from client.recommend import Images, recommended
+    from privacy.accountant import Accountant
+    from privacy.plans import Target
+    from privacy.problems import InvalidTarget
+    from privacy.relation import Relation
+
+    if terms.epsilon is None:
+        raise InvalidTarget("What to take depends on the budget: give --epsilon and --delta.")
+    sides = image.lower().split("x")
+    if len(sides) != 2 or not all(side.isascii() and side.isdigit() for side in sides):
+        raise InvalidTarget("Sides are two numbers with an x between them, such as 28x28.")
+    target = Target(
+        epsilon=terms.epsilon,
+        delta=terms.known_delta(),
+        relation=Relation(terms.relation),
+        accountant=Accountant.RENYI,
+    )
+    found = recommended(Images(int(sides[0]), int(sides[1]), classes, records), target, device.value)
+    priced = quote_plan(replace(found.plan, noise_multiplier=None), terms, "renyi", None)
+    return {
+        "recommended": {"method": found.plan.kind, "charts": found.plan.charts, "why": found.why},
+        **priced,
+    }
 
 
 def read(file: Path) -> str:

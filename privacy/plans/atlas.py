@@ -53,7 +53,9 @@ class AtlasPlan(Plan):
         "poses": 0.05, "means": 0.05, "spread": 0.15, "centres": 0.25, "shapes": 0.5,
     }  # fmt: skip
 
-    steps: int | None = 8
+    by_steps: ClassVar[bool] = False
+
+    steps: int | None = None
     rounds: int = 4
     charts: int = 10
     recipe: AtlasRecipe | None = None
@@ -61,7 +63,9 @@ class AtlasPlan(Plan):
     def check(self) -> None:
         whole("rounds", self.rounds, most=1000, problem=InvalidPlan)
         whole("charts", self.charts, most=1000, problem=InvalidPlan)
-        enough = self.steps is None or self.steps == self.rounds + 4
+        if self.steps is None:
+            object.__setattr__(self, "steps", self.rounds + 4)
+        enough = self.steps == self.rounds + 4
         require(enough, "An atlas has as many steps as rounds, and four more.", problem=InvalidPlan)
 
     @property

@@ -57,6 +57,7 @@ class Plan:
 
     kind: ClassVar[str]
     recipes: ClassVar[type[Recipe] | None] = None  # what the field `recipe` holds, where there is one
+    by_steps: ClassVar[bool] = True  # whether the first of its steps are a plan too, that costs less
     steps: int | None = None
     noise_multiplier: float | None = None
 
