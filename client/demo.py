@@ -121,7 +121,9 @@ class Demo:
 
     def train(self) -> None:
         with self.stage(f"She asks what a training within epsilon {self.settings.epsilon:g} would cost"):
-            plan = default_plan(self.settings.method, self.dataset, self.settings.options)
+            plan = default_plan(
+                self.settings.method, self.dataset, self.settings.options, self.settings.epsilon
+            )
             target = {"epsilon": self.settings.epsilon}
             quote = self.curator.quote(self.dataset["id"], plan, target=target)
             show_quote(quote)

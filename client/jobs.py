@@ -192,18 +192,21 @@ def train(
 ) -> "Json | Iterator[Json]":
     """Train a synthesizer within an epsilon: charge the budget, enqueue, follow it until it ends."""
     declared = service.dataset(dataset)
-    plan = default_plan(method, declared, dict(map(_assigned, options or [])))
+    plan = default_plan(method, declared, dict(map(_assigned, options or [])), epsilon)
     job = service.start_job(dataset, plan, target=_target(epsilon, accountant))
     return job if detach else _until_trained(service.watch(job["id"]))
 
 
-def default_plan(method: str | None, dataset: "Json", given: "Json") -> "Json":
+def default_plan(method: str | None, dataset: "Json", given: "Json", epsilon: float) -> "Json":
     """A plan for the declared data; what is given counts before what we found good."""
     from dataclasses import fields
 
     from client.pricing import plan_of
-    from privacy.plans import PLANS
+    from client.recommend import charts_for
+    from privacy.accountant import Accountant
+    from privacy.plans import PLANS, Target
     from privacy.problems import Problem
+    from privacy.relation import Relation
 
     kind = (method or BEST).replace("-", "_")
     if kind not in PLANS:
@@ -214,6 +217,15 @@ def default_plan(method: str | None, dataset: "Json", given: "Json") -> "Json":
     if "rate" in given:
         usual.pop("batch", None)
     try:
+        if kind == BEST:
+            target = Target(
+                epsilon=epsilon,
+                delta=dataset["budget"]["delta"],
+                relation=Relation(dataset["relation"]),
+                accountant=Accountant.RENYI,
+            )
+            each = dataset["nominal_size"] / len(dataset["schema"]["classes"])
+            usual["charts"] = charts_for(each, target)[0]
         return plan_of(kind, usual | given).to_dict()
     except Problem as problem:
         raise CannotRun(f"{problem.title}: {problem.detail}") from None

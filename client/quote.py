@@ -4,7 +4,6 @@ import inspect
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -187,12 +186,9 @@ def recommend(
         relation=Relation(terms.relation),
         accountant=Accountant.RENYI,
     )
-    found = recommended(Images(int(sides[0]), int(sides[1]), classes, records), target, device.value)
-    priced = quote_plan(replace(found.plan, noise_multiplier=None), terms, "renyi", None)
-    return {
-        "recommended": {"method": found.plan.kind, "charts": found.plan.charts, "why": found.why},
-        **priced,
-    }
+    plan, why = recommended(Images(int(sides[0]), int(sides[1]), classes, records), target, device.value)
+    take = {"method": plan.kind, "charts": plan.charts, "why": why}
+    return {"recommended": take, **quote_plan(plan, terms, "renyi", None)}
 
 
 def read(file: Path) -> str:

@@ -1,7 +1,7 @@
 """Which method to take for given images, records, epsilon and machine, and why."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from privacy.plans.atlas import AtlasPlan
 from privacy.plans.base import Target
@@ -21,29 +21,30 @@ class Images:
     records: int
 
 
-@dataclass(frozen=True)
-class Recommended:
-    plan: AtlasPlan
-    why: str
-
-
-def recommended(images: Images, target: Target, device: str) -> Recommended:
-    """Atlas, with as many charts as the noise leaves room for: it was ahead of every method in every measure of
-    docs/benchmarks.md, with and without much noise, and takes seconds where the others take minutes."""
-    if not all(8 <= side <= 64 for side in (images.height, images.width)):
-        raise InvalidPlan("Images have sides of 8 to 64 pixels; scale yours before they are registered.")
+def charts_for(records: float, target: Target) -> tuple[int, float]:
+    """How many charts so many records of a class can fill, and the noise that a chart's count has."""
     plan = AtlasPlan().calibrated(target)
     noise = math.sqrt(3) * plan.noise_stddev / plan.bound("shapes")
+    return max(1, min(MOST_CHARTS, int(records / (ABOVE_NOISE * noise)))), noise
+
+
+def recommended(images: Images, target: Target, device: str) -> tuple[AtlasPlan, str]:
+    """Atlas, with as many charts as the noise leaves room for, and why in one line.
+
+    It was ahead of every other method in every measure of docs/benchmarks.md and takes seconds where they
+    take minutes.
+    """
+    if not all(8 <= side <= 64 for side in (images.height, images.width)):
+        raise InvalidPlan("Images have sides of 8 to 64 pixels; scale yours before they are registered.")
     each = images.records / images.classes
-    charts = max(1, min(MOST_CHARTS, int(each / (ABOVE_NOISE * noise))))
-    much = each / noise
+    charts, noise = charts_for(each, target)
     room = f"{each:,.0f} records of a class against a noise of {noise:.2g}"
-    if much < ABOVE_NOISE:
-        why = (
-            f"{room}: little more than the mean of each class will be seen; more epsilon or records help most"
-        )
+    if each < ABOVE_NOISE * noise:
+        why = f"{room} show little more than the mean of each class; more epsilon or records help most"
     else:
-        what = f"leave room for {charts} kinds of images in each class" if charts > 1 else "tell its shape"
-        where = "a GPU is not needed" if device == "cuda" else "seconds without a GPU"
-        why = f"best of all methods measured, {where}; {room} {what}"
-    return Recommended(replace(plan, charts=charts), why)
+        where = "needs no GPU" if device == "cuda" else "takes seconds on a CPU"
+        kinds = (
+            f"{charts} kinds of images in each class" if charts > 1 else "one kind of images in each class"
+        )
+        why = f"best of all methods measured, {where}; {room} leave room for {kinds}"
+    return AtlasPlan(charts=charts), why

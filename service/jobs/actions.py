@@ -7,7 +7,7 @@ from sqlalchemy import Select, select, update
 from sqlalchemy.orm import Session
 
 from core import ledger
-from core.errors import NotFound, WrongState
+from core.errors import NotFound, Problem, WrongState
 from core.people import Role
 from core.tables import Account, Dataset, Diagnosis, Entry, Job
 from core.witness import require_level
@@ -56,9 +56,21 @@ def _let_go(session: Session) -> None:
     session.rollback()
 
 
+class NoMethod(Problem):
+    status, slug, title = 422, "no-method", "No method learns from such records yet"
+
+
+def _trainable(dataset: Dataset) -> Dataset:
+    """A charge must not buy a training that is bound to fail."""
+    schema = dataset.schema
+    if schema["kind"] != "image" or not all(8 <= schema[side] <= 64 for side in ("height", "width")):
+        raise NoMethod("What can be trained are images with sides of 8 to 64 pixels. Nothing was charged.")
+    return dataset
+
+
 def offer(session: Session, who: Who, body: NewJob) -> tuple[Dataset, Account, pricing.Priced]:
     """All that needs no lock: the dataset is there and ready, the plan is calibrated and priced."""
-    dataset = ready(find_dataset(session, who, body.dataset))
+    dataset = _trainable(ready(find_dataset(session, who, body.dataset)))
     account = _account(session, dataset)
     _let_go(session)
     return dataset, account, pricing.priced(account, body)

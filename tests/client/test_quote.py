@@ -197,3 +197,71 @@ def test_help_does_not_load_the_arithmetic():
         "import sys, client.quote; sys.exit(any(m in sys.modules for m in ('numpy', 'scipy', 'rich.table')))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+# -- every method, and which to take
+
+WHOLE = {
+    "dpgan": [*DPGAN[1:], "--steps", "2000"],
+    "sinkhorn": ["--rate", "0.001", "--steps", "2000", "--delta", "1e-5"],
+    "gswgan": ["--parts", "1000", "--steps", "2000", "--delta", "1e-5"],
+    "swd": [*DPGAN[1:], "--dim", "794", "--steps", "2000"],
+    "atlas": ["--delta", "1e-5"],
+}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_every_method_is_priced_in_words(kind):
+    done = quote(kind, *WHOLE[kind], "--epsilon", 3)
+    assert done.exit_code == 0, done.output
+    assert "epsilon, Rényi" in done.output
+
+
+def test_what_costs_the_same_after_every_step_is_not_plotted(tmp_path):
+    done = quote("atlas", "--delta", "1e-5", "--epsilon", 3, "--plot", tmp_path / "plot.svg")
+    assert done.exit_code == 2
+    assert "nothing to plot" in done.output
+    assert not (tmp_path / "plot.svg").exists()
+
+
+DIGITS = ["recommend", "--image", "28x28", "--classes", 10, "--records", 60_000, "--delta", "1e-5"]
+
+
+def test_a_recommendation_names_a_method_prices_it_and_says_why_in_one_line():
+    body = as_json(*DIGITS, "--epsilon", 10)
+    assert body["recommended"]["method"] == body["plan"]["kind"] == "atlas"
+    assert body["plan"]["charts"] == body["recommended"]["charts"] == 10
+    assert 9.9 < body["epsilon"]["renyi"] <= 10
+    assert "6,000 records of a class" in body["recommended"]["why"]
+    assert "CPU" in body["recommended"]["why"]
+    assert "\n" not in body["recommended"]["why"]
+    on_gpu = as_json(*DIGITS, "--epsilon", 10, "--device", "cuda")["recommended"]
+    assert "no GPU" in on_gpu["why"]
+
+
+def test_less_is_promised_where_noise_leaves_less_room():
+    def take(records, epsilon):
+        few = [*DIGITS[:6], records, *DIGITS[7:]]
+        return as_json(*few, "--epsilon", epsilon)["recommended"]
+
+    charts = [take(records, 1)["charts"] for records in (60_000, 20_000, 8_000)]
+    assert charts == sorted(charts, reverse=True)
+    assert charts[0] > charts[-1] == 1
+    assert "more epsilon or records" in take(500, 0.1)["why"]
+
+
+@pytest.mark.parametrize(
+    ("odd", "sentence"),
+    [
+        (["--image", "100x28"], "8 to 64 pixels"),
+        (["--image", "28"], "such as 28x28"),
+        (["--image", "28x²"], "such as 28x28"),
+    ],
+)
+def test_a_recommendation_for_what_cannot_be_trained_is_refused(odd, sentence):
+    done = quote("recommend", *odd, *DIGITS[3:], "--epsilon", 1)
+    assert done.exit_code == 2
+    assert sentence in done.output
+    without = quote(*DIGITS)
+    assert without.exit_code == 2
+    assert "give --epsilon" in without.output

@@ -77,6 +77,9 @@ def api_processes(count, directory, environment, database):
             child.stop()
 
 
+DIGITS = {"kind": "image", "height": 28, "width": 28, "channels": 1, "classes": [*"0123456789"]}
+
+
 class Site:
     """What an admin and a curator would have set up before, written straight to the tables."""
 
@@ -107,7 +110,7 @@ class Site:
                 move=ledger.Move(actor="test", reason="set up"),
             )
             dataset = Dataset(
-                id=uuid.uuid4(), owner_id=owner, name="made for a test", schema={}, nominal_size=1000,
+                id=uuid.uuid4(), owner_id=owner, name="made for a test", schema=DIGITS, nominal_size=1000,
                 relation="add_remove", epsilon=epsilon, delta=DELTA, order=ORDER, account_id=account.id,
                 state="ready", object_key=uuid.uuid4().hex, size=1, sha256=secrets.token_bytes(32),
                 sealed_at=datetime.now(UTC),

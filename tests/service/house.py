@@ -25,7 +25,7 @@ from service.app import create_app
 from tests.conftest import Servers, served
 from worker.claims import claim
 
-IMAGES = {"kind": "image", "height": 2, "width": 2, "classes": ["clear", "shadow"]}
+IMAGES = {"kind": "image", "height": 8, "width": 8, "classes": ["clear", "shadow"]}
 # Cheap to account for: no subsampling.
 PLAN = {"kind": "swd_one_shot", "directions": 10}
 BUDGET = {"epsilon": 10.0, "delta": 1e-6}

@@ -153,6 +153,23 @@ def test_a_job_is_charged_when_it_is_made(house):
     assert told["left"]["cost"] == house.balance(dataset["account"])["capacity"] - job["cost"]
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"kind": "table", "columns": [{"kind": "number", "name": "age", "low": 0, "high": 120}]},
+        {"kind": "image", "height": 7, "width": 28, "classes": ["a"]},
+        {"kind": "image", "height": 28, "width": 65, "classes": ["a"]},
+    ],
+)
+def test_nobody_pays_for_a_training_that_is_bound_to_fail(house, schema):
+    dataset = house.ready(house.curator, schema=schema)
+    before = house.balance(dataset["account"])
+    answer = house.job(house.curator, dataset["id"])
+    assert (answer.status_code, answer.json()["slug"]) == (422, "no-method")
+    assert "8 to 64 pixels" in answer.json()["detail"]
+    assert house.balance(dataset["account"]) == before
+
+
 def test_cancelling_before_records_are_opened_gives_back_exactly(house):
     dataset = house.ready(house.curator)
     before = house.balance(dataset["account"])
