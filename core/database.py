@@ -3,6 +3,8 @@
 from sqlalchemy import Engine, create_engine
 
 APPLICATION_ROLES = ("service", "train", "publish", "sweep")
+# A process that freezes in the middle of a transaction holds its locks no longer than this.
+FROZEN_SECONDS = 30
 
 
 def connect(url: str, *, pool_size: int = 5) -> Engine:
@@ -14,7 +16,10 @@ def connect(url: str, *, pool_size: int = 5) -> Engine:
         pool_pre_ping=True,
         isolation_level="READ COMMITTED",
         hide_parameters=True,  # an error's text may reach a log, and a parameter may be anything
-        connect_args={"connect_timeout": 5},
+        connect_args={
+            "connect_timeout": 5,
+            "options": f"-c idle_in_transaction_session_timeout={FROZEN_SECONDS}s",
+        },
     )
 
 

@@ -5,6 +5,10 @@ import uuid
 import psycopg
 import pytest
 from psycopg import errors
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
+
+import core.database
 
 ACCOUNT = """INSERT INTO accounts (id, relation, epsilon, delta, renyi_order, capacity, moves, head)
              VALUES (%s, 'add_remove', 8, 1e-5, 4, 1000, 1, decode(repeat('01', 32), 'hex'))"""
@@ -246,6 +250,29 @@ def test_what_an_account_was_opened_with_stays(change, owner, account):
 def test_a_balance_may_be_used_up_to_the_last_unit(owner, account):
     owner.execute("UPDATE accounts SET held = 600, settled = 400 WHERE id = %s", [account])
     assert owner.execute("SELECT held + settled FROM accounts WHERE id = %s", [account]).fetchone() == (1000,)
+
+
+def test_a_process_that_freezes_in_a_transaction_lets_go_of_what_it_locked(
+    database, owner, account, monkeypatch
+):
+    """A stopped worker must not keep everybody else from a row; it finds its own connection gone."""
+    monkeypatch.setattr(core.database, "FROZEN_SECONDS", 1)
+    frozen = core.database.connect(database("service"), pool_size=1)
+    with frozen.connect() as held:
+        held.execute(text("SELECT id FROM accounts WHERE id = :id FOR UPDATE"), {"id": account})
+        owner.execute("SET statement_timeout = '20s'")
+        owner.execute("UPDATE accounts SET held = held WHERE id = %s", [account])  # waits for the lock
+        with pytest.raises(OperationalError):
+            held.execute(text("SELECT 1"))
+    frozen.dispose()
+
+
+def test_the_locks_of_a_frozen_process_last_half_a_minute(database):
+    engine = core.database.connect(database("train"), pool_size=1)
+    with engine.connect() as connection:
+        shown = connection.execute(text("SHOW idle_in_transaction_session_timeout")).scalar_one()
+    engine.dispose()
+    assert shown == "30s"
 
 
 def test_migrating_twice_changes_nothing_and_a_newer_database_is_refused(database, owner):
