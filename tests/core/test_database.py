@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from psycopg import errors
 from sqlalchemy import text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 
 import core.database
 
@@ -262,7 +262,7 @@ def test_a_process_that_freezes_in_a_transaction_lets_go_of_what_it_locked(
         held.execute(text("SELECT id FROM accounts WHERE id = :id FOR UPDATE"), {"id": account})
         owner.execute("SET statement_timeout = '20s'")
         owner.execute("UPDATE accounts SET held = held WHERE id = %s", [account])  # waits for the lock
-        with pytest.raises(OperationalError):
+        with pytest.raises(DBAPIError):
             held.execute(text("SELECT 1"))
     frozen.dispose()
 
