@@ -112,10 +112,9 @@ def test_one_record_adds_no_more_than_one(step):
     for _ in range(step - 1):
         next(steps)
     stage = run.noise.stage(step)
-    run.records, run._seen = hostile(), None
-    seen = run.seen(np.arange(40), first=stage == "poses")
+    run.records = hostile()
     for record in range(40):
-        part = type(seen)(seen.vectors[record : record + 1].double(), seen.labels[record : record + 1])
+        [part] = run.seen(np.array([record]), first=stage == "poses")
         total = torch.zeros(run.noise.stages[stage].size, dtype=torch.float64)
         getattr(run, f"add_{stage}")(total, part)
         assert total.norm() <= 1 + 1e-6

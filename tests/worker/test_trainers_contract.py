@@ -101,8 +101,7 @@ def test_trainer_draws_exactly_what_it_planned(kind):
     assert said == [Progress(step, 6) for step in range(1, 7)]
     assert run.plan.progress_steps == 6
     assert run.draws.drawn == run.releases.made == run.plan.known_steps
-    # An atlas remembers what it saw of the records, before and after they were set upright.
-    assert run.records.asked == (2 if kind == "atlas" else run.draws.drawn)
+    assert run.records.asked == run.draws.drawn
     assert isinstance(run.synthesizer(), ImageSynthesizer)
     assert list(run.steps()) == []
     with pytest.raises(Failure) as failure:

@@ -20,7 +20,7 @@ from worker.synthesizers.image import ImageSynthesizer
 from worker.trainers.progress import Progress
 from worker.trainers.swd import ImageRows, fill, kept
 
-# Records looked at in one go.
+# Records held in memory at a time.
 MANY = 2048
 # What the first sum is clipped to, as a share of the longest an image can be: nothing else is known yet.
 FIRST_REACH = 0.6
@@ -85,15 +85,10 @@ class StagedReleases:
 
 @dataclass(repr=False)
 class Seen:
-    """Every record as the sums see it, each row from one record. Private."""
+    """Some records as the sums see them, each row from one record. Private."""
 
     vectors: Tensor
     labels: Tensor
-
-    def chunks(self) -> "Iterator[Seen]":
-        for start in range(0, len(self.labels), MANY):
-            part = slice(start, start + MANY)
-            yield Seen(self.vectors[part].double(), self.labels[part])
 
 
 class AtlasTraining:
@@ -120,7 +115,6 @@ class AtlasTraining:
         self.cosines, self.poses = shape.cosines, shape.poses
         self.classes, self.charts, self.axes = shape.classes, shape.charts, shape.axes
         self.longest = FIRST_REACH * math.sqrt(math.prod(self.cosines.shape))
-        self._seen: tuple[bool, Seen] | None = None
 
         size, axes, groups = shape.size, self.axes, self.classes * self.charts
         sizes = {
@@ -171,30 +165,22 @@ class AtlasTraining:
             stage = self.noise.stage(self.draws.drawn)
             add, learn = getattr(self, f"add_{stage}"), getattr(self, f"learn_{stage}")
             total = torch.zeros(self.noise.stages[stage].size, dtype=torch.float64)
-            for part in self.seen(everyone, first=stage == "poses").chunks():
+            for part in self.seen(everyone, first=stage == "poses"):
                 add(total, part)
             bound = self.bounds[stage]
             noisy = self.releases.release(total * bound) / bound
             learn(noisy, self.plan.noise_stddev / bound)
             yield Progress(self.draws.drawn, self.plan.known_steps)
 
-    def seen(self, everyone: np.ndarray, *, first: bool) -> Seen:
-        """What the sums need of the records, computed once and again when the poses of the classes are known.
-
-        One that is not finite adds nothing to any.
-        """
-        if self._seen is None or self._seen[0] != first:
-            images, labels = self.records.take(everyone)
+    def seen(self, everyone: np.ndarray, *, first: bool) -> Iterator[Seen]:
+        """What the sums need of the records, a part at a time. One that is not finite adds nothing to any."""
+        for start in range(0, len(everyone), MANY):
+            images, labels = self.records.take(everyone[start : start + MANY])
             finite = images.flatten(1).isfinite().all(1)
             # A label outside the declared classes must not stop the training: stopping would tell of it.
             images, labels = images[finite].clamp(-1, 1), labels[finite].clamp(0, self.classes - 1)
-            vectors = torch.zeros(len(labels), self.shape.size)
-            for start in range(0, len(labels), MANY):
-                part = slice(start, start + MANY)
-                shown = (images[part].to(self.device) + 1) / 2
-                vectors[part] = self.coordinates(shown, labels[part], first=first).cpu()
-            self._seen = first, Seen(vectors, labels)
-        return self._seen[1]
+            vectors = self.coordinates((images.to(self.device) + 1) / 2, labels, first=first)
+            yield Seen(vectors.double().cpu(), labels)
 
     def coordinates(self, images: Tensor, labels: Tensor, *, first: bool) -> Tensor:
         """Cosines and pose as they are and, later, of images set upright, and how far that was."""
