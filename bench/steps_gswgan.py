@@ -1,0 +1,75 @@
+"""What a step of GS-WGAN costs at the paper's setting, and in how much memory.
+
+    python -m bench.steps_gswgan --json
+
+1000 parts, 32 images, 60,000 digits; one thread, CPU seconds. A step asks one part: its discriminator is read
+from disk, learns five times and answers. The first time a part is asked its discriminator learns 2,000 times;
+what that takes is told beside it. Peak memory is that of the whole process, records included.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from dataclasses import replace
+
+import torch
+
+from bench.steps import peak
+from core.schema import ImageSchema
+from privacy.plans.gswgan import GSWGANPlan, GSWGANRecipe
+from tests.fakes import ImageRows
+from worker.mechanisms.noise import SecureRng
+from worker.trainers.gswgan import GSWGANTraining
+
+
+class Digits(ImageRows):
+    schema = ImageSchema(height=28, width=28, channels=1, classes=tuple("0123456789"))
+
+
+def step_seconds(recipe: GSWGANRecipe, asked: argparse.Namespace) -> float:
+    plan = GSWGANPlan(
+        steps=20_000, noise_multiplier=2.24, parts=asked.parts, images=asked.images, recipe=recipe
+    )
+    records = Digits.random(asked.records, (1, 28, 28), 10)
+    steps = GSWGANTraining(plan, records, rng=SecureRng(), device="cpu").steps()
+    next(steps)
+    found = []
+    for _ in range(asked.rounds):
+        start = time.process_time()
+        next(steps)
+        found.append(time.process_time() - start)
+    return statistics.median(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--parts", type=int, default=1000)
+    parser.add_argument("--images", type=int, default=32)
+    parser.add_argument("--records", type=int, default=60_000)
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    paper = GSWGANRecipe.preset("paper")
+    # As if all parts had been asked before; once more with twice the learning, to tell what one takes.
+    once = step_seconds(replace(paper, first_steps=paper.discriminator_steps), asked)
+    twice = step_seconds(replace(paper, first_steps=2 * paper.discriminator_steps), asked)
+    first = once + max(0.0, twice - once) / paper.discriminator_steps * paper.first_steps
+    result = {
+        "method": "gswgan",
+        "parts": asked.parts,
+        "images": asked.images,
+        "seconds": round(once, 5),
+        "first_seconds": round(first, 3),
+        "peak_bytes": peak(),
+    }
+    print(f"a step {1e3 * once:.1f} ms, a part's first {first:.2f} s, peak {peak() / 1e6:.0f} MB")
+    if asked.json:
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
