@@ -39,7 +39,7 @@ class GSWGANRecipe(Recipe):
             "first_steps": 20,
             "part_batch": 16,
             "variety": 0.5,
-            "generator_rate": 3e-3,
+            "generator_rate": 4e-4,
             "abreast": 200,
         },
     }
