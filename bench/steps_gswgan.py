@@ -16,15 +16,10 @@ from dataclasses import replace
 import torch
 
 from bench.steps import peak
-from core.schema import ImageSchema
+from bench.steps_swd import Digits
 from privacy.plans.gswgan import GSWGANPlan, GSWGANRecipe
-from tests.fakes import ImageRows
 from worker.mechanisms.noise import SecureRng
 from worker.trainers.gswgan import GSWGANTraining
-
-
-class Digits(ImageRows):
-    schema = ImageSchema(height=28, width=28, channels=1, classes=tuple("0123456789"))
 
 
 def step_seconds(recipe: GSWGANRecipe, asked: argparse.Namespace) -> float:

@@ -368,7 +368,6 @@ def main() -> None:
         for data, method, epsilon in product(*several)
         for seed in seeds
     ]
-    results = []
     # A process for every run, so that its peak memory is its own.
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn, max_tasks_per_child=1) as processes:

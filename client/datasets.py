@@ -1,7 +1,6 @@
 """`sluice datasets`: declare private data, upload it, see what became of it."""
 
 import json
-import re
 import sys
 from itertools import islice
 from pathlib import Path
@@ -11,7 +10,7 @@ import typer
 
 from client.connection import bar, connected, facts, listing, output
 from client.problems import CannotRun
-from client.quote import RelationName
+from client.quote import RelationName, image_size
 
 if TYPE_CHECKING:
     from client.api import Json, Sluice
@@ -151,14 +150,14 @@ def _send(service: "Sluice", id: str, file: Path, detach: bool) -> "Json":
 def _schema(file: Path | None, image: str | None, classes: str | None) -> Any:
     if file is not None and image is None and classes is None:
         return read_json(file)
-    size = re.fullmatch(r"(\d+)x(\d+)(?:x([13]))?", image or "")
+    size = image_size(image or "")
     if file is not None or size is None or classes is None:
         raise CannotRun("declare the data either by --schema FILE, or by --image 28x28 and --classes cat,dog")
     return {
         "kind": "image",
-        "height": int(size[1]),
-        "width": int(size[2]),
-        "channels": int(size[3] or 1),
+        "height": size[0],
+        "width": size[1],
+        "channels": size[2],
         "classes": [each.strip() for each in classes.split(",")],
     }
 

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable
 from enum import StrEnum
@@ -177,8 +178,8 @@ def recommend(
 
     if terms.epsilon is None:
         raise InvalidTarget("What to take depends on the budget: give --epsilon and --delta.")
-    sides = image.lower().split("x")
-    if len(sides) != 2 or not all(side.isascii() and side.isdigit() for side in sides):
+    sides = image_size(image)
+    if sides is None:
         raise InvalidTarget("Sides are two numbers with an x between them, such as 28x28.")
     target = Target(
         epsilon=terms.epsilon,
@@ -186,9 +187,15 @@ def recommend(
         relation=Relation(terms.relation),
         accountant=Accountant.RENYI,
     )
-    plan, why = recommended(Images(int(sides[0]), int(sides[1]), classes, records), target, device.value)
+    plan, why = recommended(Images(*sides[:2], classes, records), target, device.value)
     take = {"method": plan.kind, "charts": plan.charts, "why": why}
     return {"recommended": take, **quote_plan(plan, terms, "renyi", None)}
+
+
+def image_size(text: str) -> tuple[int, int, int] | None:
+    """Height, width and channels of 28x28 or 32x32x3."""
+    found = re.fullmatch(r"(\d+)x(\d+)(?:x([13]))?", text)
+    return (int(found[1]), int(found[2]), int(found[3] or 1)) if found else None
 
 
 def read(file: Path) -> str:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from privacy.plans.atlas import AtlasPlan
-from privacy.plans.base import Target
+from privacy.plans.base import Target, trainable
 from privacy.problems import InvalidPlan
 
 # Charts to a class, at most, and how many times the noise of a chart's count the records on it should be.
@@ -34,7 +34,7 @@ def recommended(images: Images, target: Target, device: str) -> tuple[AtlasPlan,
     It was ahead of every other method in every measure of docs/benchmarks.md and takes seconds where they
     take minutes.
     """
-    if not all(8 <= side <= 64 for side in (images.height, images.width)):
+    if not trainable(images.height, images.width):
         raise InvalidPlan("Images have sides of 8 to 64 pixels; scale yours before they are registered.")
     each = images.records / images.classes
     charts, noise = charts_for(each, target)

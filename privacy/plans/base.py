@@ -42,6 +42,11 @@ class Target:
         check_delta(self.delta)
 
 
+def trainable(height: int, width: int) -> bool:
+    """Whether there are networks for images of these sides."""
+    return all(8 <= side <= 64 for side in (height, width))
+
+
 @dataclass(frozen=True, kw_only=True)
 class PublishedReading:
     """An epsilon as a paper would print it. Not a guarantee: it is no `Reading` and pays for nothing."""

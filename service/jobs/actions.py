@@ -12,6 +12,7 @@ from core.people import Role
 from core.tables import Account, Dataset, Diagnosis, Entry, Job
 from core.witness import require_level
 from privacy.events import Event, from_dict
+from privacy.plans.base import trainable
 from service.auth import Who
 from service.datasets.actions import find as find_dataset
 from service.datasets.actions import ready
@@ -63,7 +64,7 @@ class NoMethod(Problem):
 def _trainable(dataset: Dataset) -> Dataset:
     """A charge must not buy a training that is bound to fail."""
     schema = dataset.schema
-    if schema["kind"] != "image" or not all(8 <= schema[side] <= 64 for side in ("height", "width")):
+    if schema["kind"] != "image" or not trainable(schema["height"], schema["width"]):
         raise NoMethod("What can be trained are images with sides of 8 to 64 pixels. Nothing was charged.")
     return dataset
 

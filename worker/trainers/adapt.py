@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from core.faults import Failure, Fault
 from privacy.plans.adapt import AdaptPlan, AdaptRecipe
+from privacy.plans.base import trainable
 from worker.mechanisms.noise import GaussianNoise, Rng
 from worker.mechanisms.projections import (
     clipped,
@@ -231,7 +232,7 @@ def shape_of(records: ImageRows, source: ImageRows, plan: AdaptPlan, recipe: Ada
     same = all(
         getattr(ours, name) == getattr(theirs, name) for name in ("kind", "height", "width", "channels")
     )
-    if not same or ours.kind != "image" or not all(8 <= side <= 64 for side in (ours.height, ours.width)):
+    if not same or ours.kind != "image" or not trainable(ours.height, ours.width):
         raise Failure(Fault.SCHEMA_MISMATCH)
     return ClassifierShape(
         height=ours.height,

@@ -12,6 +12,7 @@ from core.faults import Failure, Fault
 from core.schema import ImageSchema
 from privacy.events import Composition, Query
 from privacy.plans.atlas import AtlasPlan, AtlasRecipe
+from privacy.plans.base import trainable
 from worker.mechanisms.clipping import clip_rows
 from worker.mechanisms.noise import GaussianNoise, Releases, Rng
 from worker.mechanisms.sampling import EveryRecord
@@ -29,7 +30,7 @@ FEWEST = 20.0
 
 
 def architecture(schema: ImageSchema, plan: AtlasPlan, recipe: AtlasRecipe) -> Atlas:
-    if schema.kind != "image" or not all(8 <= side <= 64 for side in (schema.height, schema.width)):
+    if schema.kind != "image" or not trainable(schema.height, schema.width):
         raise Failure(Fault.SCHEMA_MISMATCH)
     return Atlas.fitting(
         height=schema.height,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
 from privacy.events import Query
+from privacy.plans.base import trainable
 from privacy.plans.dpgan import DPGANPlan, DPGANRecipe
 from worker.mechanisms.clipping import Clipped, Loss, clipped_sum, like, validate
 from worker.mechanisms.noise import GaussianNoise, Rng
@@ -62,7 +63,7 @@ class Pace:
 
 
 def architecture(schema: ImageSchema, recipe: DPGANRecipe) -> DCGAN | Dense:
-    if schema.kind != "image" or not all(8 <= side <= 64 for side in (schema.height, schema.width)):
+    if schema.kind != "image" or not trainable(schema.height, schema.width):
         raise Failure(Fault.SCHEMA_MISMATCH)
     return {"conv": DCGAN, "dense": Dense}[recipe.network](
         height=schema.height,

@@ -15,6 +15,7 @@ from torch import Tensor
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
 from privacy.events import Query
+from privacy.plans.base import trainable
 from privacy.plans.gswgan import GSWGANPlan, GSWGANRecipe
 from worker.mechanisms.clipping import clip_rows
 from worker.mechanisms.noise import GaussianNoise, Rng
@@ -313,7 +314,7 @@ class GSWGANTraining:
 
 
 def architecture(schema: ImageSchema, recipe: GSWGANRecipe) -> Dense:
-    if schema.kind != "image" or not all(8 <= side <= 64 for side in (schema.height, schema.width)):
+    if schema.kind != "image" or not trainable(schema.height, schema.width):
         raise Failure(Fault.SCHEMA_MISMATCH)
     return Dense(
         height=schema.height,

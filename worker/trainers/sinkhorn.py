@@ -10,7 +10,7 @@ from torch import Tensor
 
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
-from privacy.plans.base import Clipping
+from privacy.plans.base import Clipping, trainable
 from privacy.plans.sinkhorn import SinkhornPlan, SinkhornRecipe
 from worker.mechanisms.clipping import clip_rows
 from worker.mechanisms.noise import GaussianNoise, Rng
@@ -153,7 +153,7 @@ def cosines(side: int, count: int) -> Tensor:
 
 
 def architecture(schema: ImageSchema, recipe: SinkhornRecipe) -> Architecture:
-    if schema.kind != "image" or not all(8 <= side <= 64 for side in (schema.height, schema.width)):
+    if schema.kind != "image" or not trainable(schema.height, schema.width):
         raise Failure(Fault.SCHEMA_MISMATCH)
     network = {"dcgan": DCGAN, "residual": Residual}[recipe.network]
     return network(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
+from privacy.plans.base import trainable
 from privacy.plans.swd import GeneratorRecipe, SWDPlan, SWDRecipe
 from worker.mechanisms.noise import GaussianNoise, Rng
 from worker.mechanisms.projections import (
@@ -42,7 +43,7 @@ class ImageRows(Rows, Protocol):
 
 
 def architecture(schema: ImageSchema, recipe: GeneratorRecipe) -> Architecture:
-    if schema.kind != "image" or not all(8 <= side <= 64 for side in (schema.height, schema.width)):
+    if schema.kind != "image" or not trainable(schema.height, schema.width):
         raise Failure(Fault.SCHEMA_MISMATCH)
     return {"dense": Dense, "upsampling": Upsampling}[recipe.network](
         height=schema.height,
