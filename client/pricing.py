@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from client.connection import facts, output
-from privacy import account, limits
+from privacy import account
 from privacy.accountant import Accountant, cost
 from privacy.accountant import epsilon as read_epsilon
 from privacy.events import Event
@@ -104,7 +104,6 @@ class Terms:
 
     def figures(self, events: list[Event] | tuple[Event, ...]) -> dict[str, Any]:
         """The numbers every quote has, for events in one account."""
-        limits.warm_up()
         delta, epsilon, order, relation = (
             self.known_delta(),
             self.epsilon,
@@ -152,7 +151,6 @@ class Terms:
 
 def quote_plan(plan: Plan, terms: Terms, accountant: str, plot: Path | None) -> dict[str, Any]:
     """Settles the missing number of a plan, then says what it costs."""
-    limits.warm_up()
     delta, epsilon, relation = terms.known_delta(), terms.epsilon, Relation(terms.relation)
     given = [epsilon is not None, plan.noise_multiplier is not None, plan.steps is not None]
     if given not in ([False, True, True], [True, False, True], [True, True, False]):

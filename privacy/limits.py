@@ -109,6 +109,8 @@ def serve(source: IO[str] = sys.stdin, sink: IO[str] = sys.stdout) -> None:
     """The loop of the other process. Its input ends when the one that asks does."""
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
     signal.signal(signal.SIGPROF, out_of_time)
+    from dp_accounting.pld import pld_pmf  # noqa: F401  loaded before a question comes, not while it waits
+
     from privacy import pld
 
     for line in source:

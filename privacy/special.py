@@ -68,6 +68,15 @@ def log_gaussian_delta(epsilon: Array, ratio: float | Array) -> Array:
     return result
 
 
+def beta_law(dim: int, grid: float, size: int) -> Array:
+    """The law of Beta(1/2, (dim - 1)/2) at multiples of `grid`, worked out until it has become one."""
+    places = np.minimum(np.arange(size) * grid, 1.0)
+    law, coarse = np.ones(size), special.betainc(0.5, (dim - 1) / 2, places[::1024])
+    reach = 1024 * int(np.searchsorted(coarse, 1.0))
+    law[:reach] = special.betainc(0.5, (dim - 1) / 2, places[:reach])
+    return law
+
+
 @lru_cache(maxsize=64)
 def projected_squares(directions: int, dim: int, atoms: int = 400) -> tuple[Array, Array]:
     """Values and probabilities that bound H = |U^T z|^2 from above in law, for unit z and sphere directions.
@@ -86,7 +95,7 @@ def projected_squares(directions: int, dim: int, atoms: int = 400) -> tuple[Arra
     grid = max(mean / directions / 500, 2 * top / 2**20)
     top += directions * grid
     size = 1 << math.ceil(math.log2(top / grid + 2))
-    law = special.betainc(0.5, (dim - 1) / 2, np.minimum(np.arange(size) * grid, 1.0))
+    law = beta_law(dim, grid, size)
     total = np.fft.irfft(np.fft.rfft(np.diff(law, prepend=0.0)) ** directions, size)
     low, high = max(mean - 9 * stddev, grid), min(mean + 9 * stddev, top)
     edges = np.unique([*np.linspace(low, high, atoms), *np.linspace(high, top, atoms // 4)])
