@@ -111,21 +111,34 @@ def test_directions_are_uniform_units_or_orthonormal_blocks():
     assert torch.allclose((blocks @ rows.T).square().sum(0), 3 * rows.square().sum(1), rtol=1e-5)
 
 
-def test_moments_are_told_without_bias():
-    """From noise fourteen times as wide as the rows along a direction: within six errors of each entry."""
+@pytest.mark.parametrize(("geometry", "count"), [(Geometry.SPHERE, 10), (Geometry.ORTHONORMAL, 12)])
+def test_moments_are_told_without_bias(geometry, count):
+    """From noise six times as wide as the rows: within six errors of each entry, as if rows had been noised."""
     source = torch.Generator().manual_seed(4)
     rows = torch.randn(200, 6, generator=source) * torch.linspace(0.2, 1, 6) + torch.tensor(
         [1.0, 0, 0, 0, 0, -1]
     )
     rows /= rows.norm(dim=1, keepdim=True) * 2
-    moments, noise, steps = Moments(6, "cpu"), 3.0, 4000
+    moments, noise, steps = Moments(6, geometry, "cpu"), 3.0, 4000
     for seed in range(steps):
-        along = directions(Geometry.SPHERE, 10, 6, SeededRng(seed))
-        moments.add(along, along @ rows.T + noise * torch.randn(10, 200, generator=source))
+        along = directions(geometry, count, 6, SeededRng(seed))
+        moments.add(along, along @ rows.T + noise * torch.randn(count, 200, generator=source))
     mean, square = moments.told(noise)
-    seen = math.sqrt(steps * 10 * 200)
-    assert (mean - rows.mean(0)).abs().max() < 6 * noise * math.sqrt(6) / seen
-    assert (square - rows.T.double() @ rows.double() / 200).abs().max() < 6 * noise**2 * 6 * 1.5 / seen
+    # Noise of one row, once its projections are put back together, and how many rows were seen.
+    width, seen = noise * math.sqrt(6 / count), math.sqrt(steps * 200)
+    assert (mean - rows.mean(0)).abs().max() < 6 * width / seen
+    assert (square - rows.T.double() @ rows.double() / 200).abs().max() < 6 * 1.5 * width**2 / seen
+
+
+def test_moments_of_few_directions_are_told_without_bias():
+    """Where every term of the law of directions counts: three of them, hardly any noise."""
+    rows = torch.diag(torch.linspace(0.5, 1.5, 6))[:2].repeat(10, 1)
+    moments = Moments(6, Geometry.SPHERE, "cpu")
+    for seed in range(20_000):
+        along = directions(Geometry.SPHERE, 3, 6, SeededRng(seed))
+        moments.add(along, along @ rows.T)
+    _, square = moments.told(0.0)
+    assert torch.allclose(square, (rows.T @ rows / 20).double(), atol=0.02)
 
 
 # Rows

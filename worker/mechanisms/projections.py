@@ -153,14 +153,16 @@ def smoothed(
 
 
 class Moments:
-    """What noisy projections on uniform directions tell, all together, of the mean and of E[x x^T] of rows.
+    """What noisy projections tell, all releases together, of the mean and of M = E[x x^T] of rows.
 
-    With w the mean square of a row's projections less that of the noise, E[w u u^T] over uniform u is
-    (2 M + tr(M) I) / (d (d + 2)) for M = E[x x^T], and E[w] is tr(M) / d: solved for M, without bias.
+    Projections y of one row on k directions, put back as z = sum_j y_j u_j, keep what they tell together:
+    E[z z^T] less the noise's part is a M + b tr(M) I. On uniform directions a = 2k / (d (d + 2)) +
+    k (k - 1) / d^2 and b = k / (d (d + 2)); on m orthonormal blocks a = m^2 and b = 0. Solved for M, without
+    bias; squares of single projections would be off by d times as much on as many directions.
     """
 
-    def __init__(self, dim: int, device: str) -> None:
-        self.dim = dim
+    def __init__(self, dim: int, geometry: Geometry, device: str) -> None:
+        self.dim, self.geometry = dim, geometry
         self.first = torch.zeros(dim, dtype=torch.float64, device=device)
         self.second = torch.zeros(dim, dim, dtype=torch.float64, device=device)
         self.along = torch.zeros_like(self.second)
@@ -168,18 +170,23 @@ class Moments:
 
     def add(self, along: Tensor, noisy: Tensor) -> None:
         """Takes in directions and noisy projections on them, directions by rows."""
-        self.first += noisy.mean(1) @ along
-        self.second += (along.T * noisy.square().mean(1)) @ along
+        back = along.T @ noisy
+        self.first += back.mean(1)
+        self.second += back @ back.T / noisy.shape[1]
         self.along += along.T @ along
-        self.count += len(along)
+        self.count += 1
 
     def told(self, noise_stddev: float) -> tuple[Tensor, Tensor]:
         dim, count = self.dim, self.count.clamp(min=1)
-        mean = dim * self.first / count
-        weighted = (self.second - noise_stddev**2 * self.along) / count
-        trace = dim * weighted.trace()
-        square = (dim * (dim + 2) * weighted - trace * torch.eye(dim, device=mean.device)) / 2
-        return mean, square
+        each = self.along.trace() / count  # directions of a release, each of length one
+        a, b = each**2 / dim**2, torch.zeros_like(each)
+        if self.geometry is Geometry.SPHERE:
+            b = each / (dim * (dim + 2))
+            a = 2 * b + each * (each - 1) / dim**2
+        seen = (self.second - noise_stddev**2 * self.along) / count
+        trace = seen.trace() / (a + b * dim)
+        square = (seen - b * trace * torch.eye(dim, device=seen.device)) / a
+        return dim * self.first / (count * each), square
 
     def tensors(self) -> dict[str, Tensor]:
         return {f"moments.{name}": getattr(self, name) for name in ("first", "second", "along", "count")}

@@ -135,7 +135,7 @@ class SWDTraining:
         schema = records.schema
         turns = recipe.moment_steps or plan.known_steps
         self.learner = Learner(schema, recipe, steps=turns, rng=rng, device=self.device)
-        self.moments = Moments(plan.dim if recipe.moment_steps else 0, self.device)
+        self.moments = Moments(plan.dim if recipe.moment_steps else 0, plan.geometry, self.device)
         self.classes = len(schema.classes)
         self.pixels = Pixels(schema.channels, schema.height, schema.width, plan.frequencies)
         if plan.dim != self.pixels.size + self.classes:
