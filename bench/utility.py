@@ -342,7 +342,7 @@ def main() -> None:
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     parser.add_argument("--data", type=listed(FOLDERS), required=True, help=f"of {', '.join(FOLDERS)}")
     parser.add_argument("--data-dir", type=Path, default=beside, help="holds mnist/ and fashion-mnist/")
-    parser.add_argument("--method", type=listed(TRAINERS), required=True, help=f"of {', '.join(TRAINERS)}")
+    parser.add_argument("--method", type=listed(BODIES), required=True, help=f"of {', '.join(BODIES)}")
     parser.add_argument("--preset", default="fast-cpu")
     parser.add_argument("--epsilon", type=listed(of=float), default="10")
     parser.add_argument("--delta", type=float, default=1e-5)

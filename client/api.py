@@ -117,10 +117,19 @@ class Sluice:
         return self._post("/v1/quotes", {"dataset": dataset, "plan": plan, "target": target}, again=True)
 
     def start_job(
-        self, dataset: str, plan: Json, *, target: Json | None = None, key: str | None = None
+        self,
+        dataset: str,
+        plan: Json,
+        *,
+        target: Json | None = None,
+        source: str | None = None,
+        key: str | None = None,
     ) -> Json:
-        """Charges the account and enqueues a training. The same key and body give the same job again."""
-        body = {"dataset": dataset, "plan": plan, "target": target}
+        """Charges the account and enqueues a training. The same key and body give the same job again.
+
+        `source` is the public dataset of an adaptation.
+        """
+        body = {"dataset": dataset, "plan": plan, "target": target, "source": source}
         return self._post("/v1/jobs", body, key=key or str(uuid.uuid4()))
 
     def jobs(self, *, state: str | None = None, dataset: str | None = None) -> Iterator[Json]:

@@ -33,6 +33,7 @@ def show_one(dataset: "Json") -> None:
         ("schema", _in_words(dataset["schema"])),
         ("budget", f"epsilon {budget['epsilon']:g}, delta {budget['delta']:g}, order {budget['order']}"),
         ("relation", dataset["relation"].replace("_", "-")),
+        *([("public", "adaptations may learn from it without a charge")] if dataset["public"] else []),
         ("account", dataset["account"] or "known once sealed"),
     ]
     facts(*rows, *([("for you alone", json.dumps(dataset["report"]))] if dataset["report"] else []))
@@ -88,6 +89,10 @@ def add(
     parent: Annotated[
         str | None, typer.Option(help="A dataset with the same people in it; they share its budget.")
     ] = None,
+    public: Annotated[
+        bool,
+        typer.Option("--public", help="Anybody may know these records: adaptations may learn from them."),
+    ] = False,
     detach: Detach = False,
 ) -> "Json":
     """Declare a dataset, upload its file, seal it, and wait for the check."""
@@ -98,6 +103,7 @@ def add(
         "relation": relation.replace("-", "_"),
         "budget": {"epsilon": epsilon, "delta": delta, "order": order},
         "parent": parent,
+        "public": public,
     }
     if not file.is_file():
         raise CannotRun(f"{file} is not a file: name the one with the records")

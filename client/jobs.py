@@ -36,6 +36,7 @@ class DiagnosticsName(StrEnum):
 # What is trained by default, and the numbers of each method that did well; bench/utility.py measures them.
 BEST = "atlas"
 GOOD: dict[str, dict[str, Any]] = {
+    "adapt": {"steps": 1_500},
     "dpgan": {"batch": 512, "steps": 20_000},
     "swd_one_shot": {"directions": 3000},
 }
@@ -51,6 +52,10 @@ PlanFile = Annotated[
 Epsilon = Annotated[
     float | None,
     typer.Option(help="Find the least noise for this epsilon; else the plan's own noise counts."),
+]
+Source = Annotated[
+    str | None,
+    typer.Option(metavar="DATASET", help="For adapt: a public dataset with labels, of the same shape."),
 ]
 AccountantOption = Annotated[AccountantName, typer.Option(help="Which reading meets --epsilon.")]
 Most = Annotated[int, typer.Option("--limit", min=1, help="How many at most, newest first.")]
@@ -166,10 +171,11 @@ def start(
     plan: PlanFile,
     epsilon: Epsilon = None,
     accountant: AccountantOption = AccountantName.RENYI,
+    source: Source = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow it until it ends.")] = False,
 ) -> "Json | Iterator[Json]":
     """Charge the budget and enqueue a training."""
-    job = service.start_job(dataset, _plan(plan), target=_target(epsilon, accountant))
+    job = service.start_job(dataset, _plan(plan), target=_target(epsilon, accountant), source=source)
     return _until_trained(service.watch(job["id"])) if watch else job
 
 
@@ -188,12 +194,14 @@ def train(
         ),
     ] = None,
     accountant: AccountantOption = AccountantName.RENYI,
+    source: Source = None,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait until it has ended.")] = False,
 ) -> "Json | Iterator[Json]":
     """Train a synthesizer within an epsilon: charge the budget, enqueue, follow it until it ends."""
     declared = service.dataset(dataset)
+    method = method or ("adapt" if source else None)
     plan = default_plan(method, declared, dict(map(_assigned, options or [])), epsilon)
-    job = service.start_job(dataset, plan, target=_target(epsilon, accountant))
+    job = service.start_job(dataset, plan, target=_target(epsilon, accountant), source=source)
     return job if detach else _until_trained(service.watch(job["id"]))
 
 

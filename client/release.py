@@ -5,6 +5,7 @@ release.download("digits")
 release.verify()
 x, y = release.load()
 images = release.synthesizer().sample(100, label=3, seed=7).images
+labels = release.classifier().predict(images)       # of a release that is a classifier
 """
 
 import hashlib
@@ -21,6 +22,7 @@ from client.api import Json, Sluice
 from client.problems import CannotRun, NotVerified
 
 if TYPE_CHECKING:
+    from worker.synthesizers.classifier import Classifier
     from worker.synthesizers.image import ImageSynthesizer
 
 _ATTEMPTS = 6
@@ -97,9 +99,16 @@ class Release:
         found: list[str] = self._json("schema.json")["classes"]
         return found
 
+    @property
+    def is_classifier(self) -> bool:
+        """Whether it is a classifier, and not samples with their synthesizer."""
+        return (self.directory / "classifier.json").exists()
+
     def load(self, kind: str = "numpy") -> Any:
         """The samples: `numpy` arrays (x, y), a `torch` Dataset of images in [0, 1] as C, H, W with their
         labels, or a `pandas` frame with image, label and label_index."""
+        if self.is_classifier:
+            raise CannotRun("this release is a classifier and has no samples: classifier() gives it")
         x, y = self._arrays()
         if kind == "numpy":
             return x, y
@@ -120,7 +129,17 @@ class Release:
         """The trained generator, on this machine's processor: `.sample(count, seed=7, label=3)`."""
         from worker.synthesizers.image import ARCHITECTURE, WEIGHTS, ImageSynthesizer
 
+        if self.is_classifier:
+            raise CannotRun("this release is a classifier, which draws nothing: classifier() gives it")
         return ImageSynthesizer.from_files({name: self._bytes(name) for name in (ARCHITECTURE, WEIGHTS)})
+
+    def classifier(self) -> "Classifier":
+        """The adapted classifier, on this machine's processor: `.predict(images)`, uint8 as N, H, W, C."""
+        from worker.synthesizers.classifier import ARCHITECTURE, WEIGHTS, Classifier
+
+        if not self.is_classifier:
+            raise CannotRun("this release is no classifier: it has samples, and a synthesizer to draw more")
+        return Classifier.from_files({name: self._bytes(name) for name in (ARCHITECTURE, WEIGHTS)})
 
     def _arrays(self) -> Any:
         """Whichever of the formats is here."""

@@ -40,7 +40,9 @@ def show_one(release: "Json") -> None:
         ("release", release["id"]),
         ("name", release["name"]),
         ("state", _state(release)),
-        ("samples", f"{at['done']:,} of {at['count']:,}, seed {release['seed']}"),
+        ("samples", f"{at['done']:,} of {at['count']:,}, seed {release['seed']}")
+        if release["kind"] == "images"
+        else ("classifier", "without samples"),
         ("licence", release["licence"]),
         ("for", "everyone" if release["audience"] == "everyone" else "those it is granted to"),
     ]
@@ -97,7 +99,9 @@ def create(
     name: Annotated[str, typer.Option(help="What to call it; public.")],
     note: Annotated[str, typer.Option(help="What it is good for; public.")] = "",
     licence: Annotated[str, typer.Option(help="Under which terms.")] = "CC-BY-4.0",
-    count: Annotated[int, typer.Option(help="How many samples. They cost nothing more.")] = 10_000,
+    count: Annotated[
+        int | None, typer.Option(help="How many samples, 10,000 if not given. They cost nothing more.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the sample; public. Drawn if not given.")] = None,
     format: Annotated[
         list[FormatName] | None,
@@ -109,11 +113,12 @@ def create(
 ) -> "Json":
     """Have a bundle built of a trained job: samples, synthesizer and what it cost, for review."""
     body = {
-        "job": job, "name": name, "note": note, "licence": licence, "count": count, "seed": seed,
-        "formats": [each.value for each in format or (FormatName.PARQUET, FormatName.NPZ)],
-        "audience": audience.value, "supersedes": _found(service, supersedes) if supersedes else None,
+        "job": job, "name": name, "note": note, "licence": licence, "audience": audience.value,
+        "supersedes": _found(service, supersedes) if supersedes else None,
     }  # fmt: skip
-    made = service.create_release(body)
+    # A classifier has no samples: what was not asked for is left to the service.
+    sample = {"count": count, "seed": seed, "formats": [each.value for each in format or ()] or None}
+    made = service.create_release(body | {name: each for name, each in sample.items() if each is not None})
     return made if detach else _built(service, made["id"])
 
 
@@ -247,6 +252,37 @@ def sample(
         raise CannotRun(f"{to} cannot be written: name another file with --out") from None
     result = {"to": str(to), "count": count, "label": label, "seed": seed}
     (print_json if as_json else lambda one: facts((f"{one['count']:,} samples in {one['to']}",)))(result)
+
+
+@app.command()
+def classify(
+    directory: Directory,
+    images: Annotated[Path, typer.Argument(metavar="FILE", help="An .npz file with images as x.")],
+    to: Annotated[Path, typer.Option("--out", help="File to write, a line for each image.")] = Path(
+        "labels.csv"
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Have a downloaded classifier name the class of images, on this machine."""
+    from client.release import Release
+
+    release = Release(directory)
+    try:
+        import numpy as np
+
+        classifier = release.classifier()
+        with np.load(images, allow_pickle=False) as held:
+            x = held["x"]
+        found = classifier.predict(x if x.ndim == 4 else x[..., None])
+        rows = "".join(f"{i},{label},{release.classes[label]}\n" for i, label in enumerate(found))
+        to.write_text("image,label_index,label\n" + rows, encoding="utf-8")
+    except ImportError as lacking:
+        raise CannotRun(f"{lacking.name} is not installed: pip install 'sluice[client]' brings it") from None
+    except (OSError, KeyError, ValueError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) else problem
+        raise CannotRun(f"{images} cannot be classified into {to}: {reason}") from None
+    result = {"to": str(to), "images": len(found)}
+    (print_json if as_json else lambda one: facts((f"{one['images']:,} labels in {one['to']}",)))(result)
 
 
 def synthesized(release: Any, count: int, label: str | None, seed: int) -> Any:

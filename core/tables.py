@@ -86,7 +86,7 @@ class Content(Base):
 
 
 class Dataset(Base):
-    """Private records, as far as anyone outside the private side knows them: by what was declared."""
+    """Records, as far as anyone outside the private side knows them: by what was declared. Few are public."""
 
     __tablename__ = "datasets"
 
@@ -100,6 +100,7 @@ class Dataset(Base):
     delta: Mapped[float]
     order: Mapped[int] = mapped_column("renyi_order", SmallInteger)
     parent_id: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("datasets.id"))
+    public: Mapped[bool] = mapped_column(server_default="false")
     account_id: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("accounts.id"))
     state: Mapped[str]
     fault: Mapped[str | None]
@@ -120,6 +121,7 @@ class Job(Base):
 
     id: Mapped[uuid.UUID] = _id()
     dataset_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("datasets.id"))
+    source_id: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("datasets.id"))
     account_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("accounts.id"))
     owner_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("people.id"))
     plan: Mapped[dict[str, Any]]

@@ -25,12 +25,9 @@ PREDICATE = "urn:sluice:release:v1"
 
 MANIFEST, PRIVACY, SUMS, ATTESTATION = "manifest.json", "privacy.json", "SHA256SUMS", "attestation.json"
 DATA = {"parquet": "data/images.parquet", "npz": "data/images.npz", "png": "data/images.zip"}
-ALWAYS = frozenset(
-    [
-        MANIFEST, PRIVACY, SUMS, "synthesizer.safetensors", "synthesizer.json", "schema.json", "README.md",
-        "croissant.json", "preview.png",
-    ]
-)  # fmt: skip
+ALWAYS = frozenset([MANIFEST, PRIVACY, SUMS, "schema.json", "README.md"])
+IMAGES = frozenset(["synthesizer.safetensors", "synthesizer.json", "croissant.json", "preview.png"])
+CLASSIFIER = frozenset(["classifier.safetensors", "classifier.json"])
 # Two machines may differ in the last digits of a logarithm; what is stated was rounded by neither.
 ROUNDING, AGREEMENT = 1e-9, 1e-6
 
@@ -149,8 +146,12 @@ def sums(hashes: Mapping[str, str]) -> bytes:
 
 
 def paths(formats: Iterable[str]) -> frozenset[str]:
-    """Every file of a bundle whose samples come in these formats; the statement is added to them."""
-    return ALWAYS | {DATA[each] for each in formats}
+    """Every file of a bundle whose samples come in these formats; the statement is added to them.
+
+    A release without samples is that of a classifier.
+    """
+    data = {DATA[each] for each in formats}
+    return ALWAYS | (IMAGES | data if data else CLASSIFIER)
 
 
 def release_statement(

@@ -171,7 +171,9 @@ class Publisher:
             raise Failure(Fault.LOST)
         with Session(self.engine, expire_on_commit=False) as session:
             job = session.get_one(Job, row.job_id)
-            schema = _SCHEMA.validate_python(session.get_one(Dataset, job.dataset_id).schema)
+            # A classifier has the classes of the public images that it learned labels from.
+            declared = session.get_one(Dataset, job.source_id or job.dataset_id)
+            schema = _SCHEMA.validate_python(declared.schema)
             paid = _paid(session, job)
         if not isinstance(schema, ImageSchema):
             raise Failure(Fault.UNFIT_SYNTHESIZER)
@@ -181,7 +183,8 @@ class Publisher:
             formats=tuple(sorted(row.formats)), schema=schema, privacy=paid.statement(),
         )  # fmt: skip
         self.point("paid")
-        files = self.bundles.synthesizer(job.synthesizer_key or "", most=bundle.MOST_OF_A_SYNTHESIZER)
+        kind = "synthesizer" if row.formats else "classifier"
+        files = self.bundles.trained(job.synthesizer_key or "", kind, most=bundle.MOST_OF_A_SYNTHESIZER)
         trained = hashlib.sha256(b"".join(hashlib.sha256(files[name]).digest() for name in sorted(files)))
         if trained.digest() != job.synthesizer_sha256:
             raise Failure(Fault.UNFIT_SYNTHESIZER)

@@ -36,6 +36,7 @@ from worker import plot
 from worker.claims import LEASE, MOST_ATTEMPTS, Claim, Fenced, claim
 
 if TYPE_CHECKING:
+    from worker.records import Records
     from worker.trainers import Training
 
 _log = log.get("training")
@@ -168,28 +169,37 @@ class Trainer:
 
         from worker.mechanisms.noise import SecureRng
         from worker.trainers import TRAINERS
+
+        if plan.kind not in TRAINERS:
+            raise Failure(Fault.SCHEMA_MISMATCH)
+        more: dict[str, Any] = {}
+        if held.job.source_id is not None:
+            more["source"] = self._records(held.job.source_id, directory / "source")
+        records = self._records(held.job.dataset_id, directory / "private")
+        self.point("read")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        training: Training = TRAINERS[plan.kind](plan, records, rng=SecureRng(), device=device, **more)
+        self.point("built")
+        if held.job.checkpoint is not None:
+            training.restore(load(self.vault.get_checkpoint(held.job.id, held.job.checkpoint)))
+            self.point("restored")
+        return training
+
+    def _records(self, dataset_id: uuid.UUID, directory: Path) -> "Records":
         from worker.validate import open_records
 
         with Session(self.engine) as session:
-            dataset = session.get_one(Dataset, held.job.dataset_id)
+            dataset = session.get_one(Dataset, dataset_id)
             schema = _SCHEMA.validate_python(dataset.schema)
             key, sha256, size = dataset.object_key, dataset.sha256 or b"", dataset.size or 0
+        directory.mkdir()
         upload = directory / "upload"
         self.point("fetching")
         self.private.fetch(key, upload)
         self.point("fetched")
         records = open_records(upload, schema, directory, sha256=sha256.hex(), size=size)
         upload.unlink()
-        self.point("read")
-        if plan.kind not in TRAINERS:
-            raise Failure(Fault.SCHEMA_MISMATCH)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        training: Training = TRAINERS[plan.kind](plan, records, rng=SecureRng(), device=device)
-        self.point("built")
-        if held.job.checkpoint is not None:
-            training.restore(load(self.vault.get_checkpoint(held.job.id, held.job.checkpoint)))
-            self.point("restored")
-        return training
+        return records
 
     def _follow(self, held: Claim, training: "Training", pulse: "Pulse") -> None:
         """Step by step; stops within one step of being told to."""

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
-NAMES = ("synthesizer.json", "synthesizer.safetensors")
 _PIECE = 8 << 20
 
 
@@ -16,9 +15,10 @@ class Bundles:
     def __init__(self, client: "S3Client", bucket: str) -> None:
         self._client, self._bucket = client, bucket
 
-    def synthesizer(self, prefix: str, *, most: int) -> dict[str, bytes]:
-        """The two files of a synthesizer, each read up to one byte more than may be."""
-        bodies = {name: self._client.get_object(Bucket=self._bucket, Key=prefix + name) for name in NAMES}
+    def trained(self, prefix: str, kind: str, *, most: int) -> dict[str, bytes]:
+        """The two files of a "synthesizer" or "classifier", each read up to one byte more than may be."""
+        names = (f"{kind}.json", f"{kind}.safetensors")
+        bodies = {name: self._client.get_object(Bucket=self._bucket, Key=prefix + name) for name in names}
         return {name: body["Body"].read(most + 1) for name, body in bodies.items()}
 
     def put(self, release: object, digest: bytes, path: str, file: Path) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import fields
 from enum import StrEnum
 
+from privacy.plans.adapt import AdaptPlan
 from privacy.plans.atlas import AtlasPlan
 from privacy.plans.base import Clipping, Plan, PublishedReading, Target
 from privacy.plans.dpgan import DPGANPlan
@@ -12,7 +13,8 @@ from privacy.plans.swd import SWDOneShotPlan, SWDPlan
 from privacy.problems import InvalidPlan
 
 PLANS: dict[str, type[Plan]] = {
-    cls.kind: cls for cls in (DPGANPlan, SinkhornPlan, GSWGANPlan, SWDPlan, SWDOneShotPlan, AtlasPlan)
+    cls.kind: cls
+    for cls in (DPGANPlan, SinkhornPlan, GSWGANPlan, SWDPlan, SWDOneShotPlan, AtlasPlan, AdaptPlan)
 }
 
 __all__ = ["PLANS", "Clipping", "Plan", "PublishedReading", "Target", "plan_from_dict"]

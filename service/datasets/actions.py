@@ -4,7 +4,7 @@ import uuid
 from contextlib import suppress
 from datetime import UTC, datetime
 
-from sqlalchemy import Select, select, update
+from sqlalchemy import Select, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -59,7 +59,7 @@ def register(session: Session, who: Who, body: NewDataset) -> Dataset:
     row = Dataset(
         id=uuid.uuid4(), owner_id=who.id, name=body.name, schema=body.data_schema.model_dump(mode="json"),
         nominal_size=body.nominal_size, relation=body.relation, epsilon=budget.epsilon, delta=budget.delta,
-        order=order, parent_id=body.parent, state="draft",
+        order=order, parent_id=body.parent, public=body.public, state="draft",
         # Of our own making: a name given by a caller never becomes part of an address.
         object_key=f"datasets/{uuid.uuid4().hex}", created_at=datetime.now(UTC),
     )  # fmt: skip
@@ -181,7 +181,8 @@ def delete(session: Session, who: Who, id: uuid.UUID, inbox: Inbox) -> None:
     uploading = row.state == "uploading"
     # First the row's lock, which a job that starts takes too; then a look for jobs.
     session.execute(update(Dataset).where(Dataset.id == id).values(state="deleted"))
-    busy = select(Job.id).where(Job.dataset_id == id, Job.state.in_(("queued", "running"))).limit(1)
+    uses = or_(Job.dataset_id == id, Job.source_id == id)
+    busy = select(Job.id).where(uses, Job.state.in_(("queued", "running"))).limit(1)
     if session.scalars(busy).one_or_none() is not None:
         raise WrongState("A job works on this dataset; cancel it or let it end first.")
     if uploading and row.upload_id:

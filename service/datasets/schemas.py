@@ -68,6 +68,11 @@ class NewDataset(Body):
     parent: uuid.UUID | None = Field(
         default=None, description="A dataset with the same people in it; they share its budget."
     )
+    public: bool = Field(
+        default=False,
+        strict=True,
+        description="Anybody may know these records: an adaptation may learn from them without a charge.",
+    )
 
 
 class Seal(Body):
@@ -96,6 +101,7 @@ class DatasetView(View):
     relation: Relation
     budget: Budget
     parent: uuid.UUID | None
+    public: bool
     account: uuid.UUID | None = Field(description="Whose budget it draws on; known once sealed.")
     state: str
     fault: str | None
@@ -111,7 +117,7 @@ class DatasetView(View):
             id=row.id, name=row.name, data_schema=row.schema, nominal_size=row.nominal_size,
             relation=Relation(row.relation),
             budget=Budget(epsilon=row.epsilon, delta=row.delta, order=row.order),
-            parent=row.parent_id, account=row.account_id, state=row.state, fault=row.fault,
+            parent=row.parent_id, public=row.public, account=row.account_id, state=row.state, fault=row.fault,
             report=row.report if row.owner_id == who.id else None,
             created_at=row.created_at, sealed_at=row.sealed_at,
         )  # fmt: skip

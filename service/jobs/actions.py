@@ -1,6 +1,7 @@
 """Reserve, enqueue, cancel. Nothing is trained that was not paid for first."""
 
 import uuid
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from sqlalchemy import Select, select, update
@@ -69,20 +70,55 @@ def _trainable(dataset: Dataset) -> Dataset:
     return dataset
 
 
-def offer(session: Session, who: Who, body: NewJob) -> tuple[Dataset, Account, pricing.Priced]:
+class UnfitSource(Problem):
+    status, slug, title = 422, "unfit-source", "This is nothing an adaptation can learn from"
+
+
+def _source(session: Session, who: Who, dataset: Dataset, body: NewJob) -> uuid.UUID | None:
+    """The public dataset of an adaptation. What it tells is not charged, so it has to be public for sure."""
+    if (body.plan.kind == "adapt") != (body.source is not None):
+        raise UnfitSource("A source goes with an adapt plan, and an adapt plan with a source; give both.")
+    if body.source is None:
+        return None
+    source = ready(find_dataset(session, who, body.source))
+    private = select(Dataset.id).where(Dataset.account_id == source.account_id, Dataset.public.is_(False))
+    if not source.public or session.scalars(private.limit(1)).one_or_none() is not None:
+        raise UnfitSource("A source is registered as public, and shares a budget with nothing private.")
+    if any(
+        source.schema.get(name) != dataset.schema[name] for name in ("kind", "height", "width", "channels")
+    ):
+        raise UnfitSource("The source has images of another shape; both have to have the same.")
+    if len(source.schema["classes"]) < 2:
+        raise UnfitSource("The source has a single class; a classifier needs at least two to tell apart.")
+    return source.id
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """What a job would do, and what that costs; its records are there, or were a moment ago."""
+
+    dataset: Dataset
+    source: uuid.UUID | None
+    account: Account
+    priced: pricing.Priced
+
+
+def offer(session: Session, who: Who, body: NewJob) -> Offer:
     """All that needs no lock: the dataset is there and ready, the plan is calibrated and priced."""
     dataset = _trainable(ready(find_dataset(session, who, body.dataset)))
-    account = _account(session, dataset)
+    source, account = _source(session, who, dataset, body), _account(session, dataset)
     _let_go(session)
-    return dataset, account, pricing.priced(account, body)
+    return Offer(dataset=dataset, source=source, account=account, priced=pricing.priced(account, body))
 
 
-def start(session: Session, who: Who, dataset: Dataset, account: Account, offer: pricing.Priced) -> Job:
+def start(session: Session, who: Who, made: Offer) -> Job:
     """Reserves the cost and adds the job, in one transaction that the caller commits."""
     require_level(session)
+    dataset, account, offer = made.dataset, made.account, made.priced
     # Locked against a deletion; what was read before the arithmetic may be old by now.
-    still = select(Dataset.id).where(Dataset.id == dataset.id, Dataset.state == "ready")
-    if session.scalars(still.with_for_update(read=True)).one_or_none() is None:
+    needed = {dataset.id} | ({made.source} if made.source else set())
+    still = select(Dataset.id).where(Dataset.id.in_(needed), Dataset.state == "ready").order_by(Dataset.id)
+    if set(session.scalars(still.with_for_update(read=True))) != needed:
         raise WrongState("The dataset was deleted just now.")
     id = uuid.uuid4()
     readings = offer.readings.model_dump()
@@ -102,9 +138,9 @@ def start(session: Session, who: Who, dataset: Dataset, account: Account, offer:
         refused.fields["largest_epsilon"] = pricing.largest_epsilon(account, offer.plan, left)
         raise
     job = Job(
-        id=id, dataset_id=dataset.id, account_id=account.id, owner_id=who.id, plan=offer.plan.to_dict(),
-        event=offer.event.to_dict(), cost=cost, readings=readings, state="queued", step=0,
-        steps=offer.plan.progress_steps, created_at=datetime.now(UTC),
+        id=id, dataset_id=dataset.id, source_id=made.source, account_id=account.id, owner_id=who.id,
+        plan=offer.plan.to_dict(), event=offer.event.to_dict(), cost=cost, readings=readings,
+        state="queued", step=0, steps=offer.plan.progress_steps, created_at=datetime.now(UTC),
     )  # fmt: skip
     session.add(job)
     session.flush()

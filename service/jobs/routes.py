@@ -49,10 +49,10 @@ def start_job(
     """Charge the account and enqueue a training; `budget-exceeded` says what is left and would fit."""
     told = replies.remembered(session, who, key, body, JobView) if key else None
     if told is None:
-        dataset, account, offer = actions.offer(session, who, body)
+        offer = actions.offer(session, who, body)
 
         def make() -> JobView:
-            return JobView.of(actions.start(session, who, dataset, account, offer))
+            return JobView.of(actions.start(session, who, offer))
 
         told = replies.once(session, who, key, body, JobView, make)
     # Rung again on a replay: a doorbell lost the first time does no harm the second.

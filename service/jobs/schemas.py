@@ -63,7 +63,9 @@ class NewQuote(Body):
 
 
 class NewJob(NewQuote):
-    pass
+    source: uuid.UUID | None = Field(
+        default=None, description="For an `adapt` plan: a public dataset with labels, of the same shape."
+    )
 
 
 class Readings(View):
@@ -118,6 +120,7 @@ class Progress(View):
 class JobView(View):
     id: uuid.UUID
     dataset: uuid.UUID
+    source: uuid.UUID | None
     account: uuid.UUID
     plan: dict[str, Any]
     event: dict[str, Any]
@@ -133,8 +136,9 @@ class JobView(View):
     @classmethod
     def of(cls, row: Job) -> "JobView":
         return cls(
-            id=row.id, dataset=row.dataset_id, account=row.account_id, plan=row.plan, event=row.event,
-            cost=row.cost, epsilon=Readings.model_validate(row.readings), state=row.state, fault=row.fault,
+            id=row.id, dataset=row.dataset_id, source=row.source_id, account=row.account_id, plan=row.plan,
+            event=row.event, cost=row.cost, epsilon=Readings.model_validate(row.readings), state=row.state,
+            fault=row.fault,
             progress=Progress(step=row.step, steps=row.steps, started_at=row.started_at, eta=_eta(row)),
             created_at=row.created_at, finished_at=row.finished_at,
             cancel_asked=row.cancel_asked_at is not None,

@@ -36,6 +36,10 @@ class NotApproved(Problem):
     status, slug, title = 409, "not-approved", "Nobody has approved this bundle yet"
 
 
+class NoSamples(Problem):
+    status, slug, title = 422, "no-samples", "A classifier has no samples"
+
+
 class Withdrawn(Problem):
     status, slug, title = 410, "release-withdrawn", "The release was withdrawn"
 
@@ -93,6 +97,10 @@ def draft(session: Session, who: Who, body: NewRelease, *, reviewers: int) -> Re
         audience=body.audience, reviewers=reviewers, supersedes=body.supersedes,
         state="building", build=1, fence=0, done=0, created_at=datetime.now(UTC),
     )  # fmt: skip
+    if job.source_id is not None:
+        if body.model_fields_set & {"count", "seed", "formats"}:
+            raise NoSamples("Leave out count, seed and formats: an adaptation releases its classifier alone.")
+        row.count, row.seed, row.formats = 0, 0, []
     session.add(row)
     session.flush()
     return row
@@ -179,6 +187,8 @@ def remove_reader(session: Session, who: Who, id: uuid.UUID, person: uuid.UUID) 
 
 def preview(session: Session, who: Who, id: uuid.UUID) -> bytes:
     row = _standing(find(session, who, id))
+    if not row.formats:
+        raise NotFound("A classifier has no picture; its release has files to look at.")
     found = session.scalars(select(Release.preview).where(Release.id == id)).one()
     if row.digest is None or found is None:
         raise WrongState("The release is not built yet.", state=row.state)

@@ -88,6 +88,9 @@ class Drawn(View):
 
 class ReleaseView(View):
     id: uuid.UUID
+    kind: Literal["images", "classifier"] = Field(
+        description="What is released; a classifier has no samples."
+    )
     name: str
     note: str
     licence: str
@@ -117,7 +120,8 @@ class ReleaseView(View):
     def of(cls, row: Release, who: Who, approvals: list[ApprovalView]) -> "ReleaseView":
         shown = row.state not in ("withdrawing", "withdrawn")
         return cls(
-            id=row.id, name=row.name, note=row.note, licence=row.licence, state=row.state, fault=row.fault,
+            id=row.id, kind="images" if row.formats else "classifier", name=row.name, note=row.note,
+            licence=row.licence, state=row.state, fault=row.fault,
             author=row.author_id, job=row.job_id if who.is_staff else None, audience=row.audience,
             reviewers=row.reviewers, count=row.count, seed=row.seed, formats=row.formats,
             supersedes=row.supersedes, progress=Drawn(done=row.done, count=row.count),

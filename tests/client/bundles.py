@@ -25,6 +25,7 @@ from privacy.attest import (
 from privacy.events import PoissonGaussian, Query
 from privacy.relation import Relation
 from worker.bundle import Facts, build
+from worker.synthesizers.classifier import Classifier, ClassifierShape
 from worker.synthesizers.dcgan import DCGAN
 from worker.synthesizers.image import ImageSynthesizer
 
@@ -44,16 +45,20 @@ PRIVACY = {
 def bundle(
     directory, *, name="pets", release=None, seed=7, formats=("npz", "parquet"), count=90, signer=SIGNER
 ):
-    """A published release in a directory; gives the digest of its bundle."""
+    """A published release in a directory, of a classifier if in no format; gives the digest of its bundle."""
     directory.mkdir(parents=True)
     torch.manual_seed(1)
-    synthesizer = ImageSynthesizer(DCGAN(height=8, width=8, channels=1, classes=3, latent=4, features=4))
+    shape = {"height": 8, "width": 8, "channels": 1, "classes": 3, "latent": 4, "features": 4}
+    trained = ImageSynthesizer(DCGAN(**shape)) if formats else Classifier(ClassifierShape(**shape))
+    if isinstance(trained, Classifier):
+        trained.network.head.bias.data.zero_()  # else it says the same of every image
+        trained.network.encoder.latent.bias.data.zero_()
     release = release or str(uuid.uuid5(uuid.NAMESPACE_URL, f"{name}{seed}"))
     facts = Facts(
         release=release, name=name, note="", licence="CC-BY-4.0", created_at="2026-01-02T03:04:05+00:00",
         reviewers=2, count=count, seed=seed, formats=formats, schema=SCHEMA, privacy=PRIVACY,
     )  # fmt: skip
-    made = build(directory, facts, synthesizer.to_files(), drawn=lambda _: None)
+    made = build(directory, facts, trained.to_files(), drawn=lambda _: None)
     digest = made.digest.hex()
     statement = release_statement(
         release=release, bundle=digest, hashes={each["path"]: each["sha256"] for each in made.files},

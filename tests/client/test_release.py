@@ -17,7 +17,7 @@ import pytest
 from client.api import Sluice
 from client.problems import CannotRun
 from client.release import Release
-from tests.client.bundles import Service, bundle, listed
+from tests.client.bundles import SIGNER, Service, bundle, keys_json, listed
 from tests.client.test_verify import sluice  # noqa: F401 (a fixture)
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -250,6 +250,37 @@ def test_the_command_draws_more_samples(published, tmp_path, sluice):  # noqa: F
     assert "there is no class bird: there are cat, dog, a/b" in err
     assert sluice("releases", "sample", tmp_path, "--out", files[0])[0] == 1
     assert sluice("releases", "sample", published[0], "--out", tmp_path / "no/where.npz")[0] == 1
+
+
+def test_a_classifier_is_verified_and_asked(tmp_path, sluice):  # noqa: F811
+    bundle(tmp_path / "c", formats=(), count=0)
+    (tmp_path / "keys.json").write_text(json.dumps(keys_json(SIGNER)))
+    code, out, err = sluice("verify", tmp_path / "c", "--key", tmp_path / "keys.json", "--offline", "--json")
+    assert (code, json.loads(out)["ok"]) == (0, True), err
+    release = Release(tmp_path / "c")
+    x = np.random.default_rng(1).integers(0, 256, (40, 8, 8), dtype=np.uint8)
+    x[::2] //= 50
+    found = release.classifier().predict(x[..., None])
+    assert len(set(found)) > 1
+    np.savez(tmp_path / "x.npz", x=x)
+    asked = ("releases", "classify", tmp_path / "c")
+    code, _, err = sluice(*asked, tmp_path / "x.npz", "--out", tmp_path / "y")
+    assert code == 0, err
+    lines = (tmp_path / "y").read_text().splitlines()
+    names = ("cat", "dog", "a/b")
+    assert lines == ["image,label_index,label", *(f"{i},{y},{names[y]}" for i, y in enumerate(found))]
+    for wrong in (release.load, release.synthesizer):
+        with pytest.raises(CannotRun, match="classifier"):
+            wrong()
+    np.savez(tmp_path / "x.npz", x=x[:, :4])
+    for file in (tmp_path / "x.npz", tmp_path / "none.npz"):
+        code, _, err = sluice(*asked, file, "--out", tmp_path / "y")
+        assert (code, "cannot be classified" in err) == (1, True), err
+
+
+def test_samples_are_no_classifier(published):
+    with pytest.raises(CannotRun, match="no classifier"):
+        Release(published[0]).classifier()
 
 
 # -- at home, without the server

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from privacy.accountant import Accountant, Reading
 from privacy.events import Composition, Geometry, Query
 from privacy.plans import PLANS, Clipping, PublishedReading, Target, plan_from_dict
+from privacy.plans.adapt import AdaptPlan
 from privacy.plans.atlas import AtlasPlan
 from privacy.plans.base import rate_of, rounded_up
 from privacy.plans.dpgan import DPGANPlan
@@ -30,6 +31,7 @@ EXAMPLES = [
     SWDOneShotPlan(),
     SWDOneShotPlan(features=Features.WAVES, directions=64),
     SinkhornPlan(steps=60, sampling_prob=0.1, clipping=Clipping.SEMIDUAL),
+    AdaptPlan(steps=300, records=7291),
     AtlasPlan(),
     AtlasPlan(steps=5, rounds=1, charts=3),
 ]

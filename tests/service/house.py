@@ -205,9 +205,9 @@ class House:
         body = {"dataset": dataset, "plan": PLAN, "target": {"epsilon": 1.0}} | others
         return who.post("/v1/jobs", json=body, headers={"Idempotency-Key": key} if key else {})
 
-    def trained(self, who: Caller, dataset: str) -> str:
+    def trained(self, who: Caller, dataset: str, **others: Any) -> str:
         """A job that a worker claimed, opened, finished and settled, as a train worker does."""
-        job = self.job(who, dataset).json()["id"]
+        job = self.job(who, dataset, **others).json()["id"]
         engine = connect(self.url("train"), pool_size=1)
         held = claim(engine, uuid.UUID(job))
         held.open()

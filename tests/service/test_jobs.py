@@ -170,6 +170,66 @@ def test_nobody_pays_for_a_training_that_is_bound_to_fail(house, schema):
     assert house.balance(dataset["account"]) == before
 
 
+# -- adaptations
+
+ADAPT = {"kind": "adapt", "records": 100, "batch": 20, "directions": 4, "dim": 6, "steps": 5}
+
+
+def slug(answer):
+    return answer.status_code, answer.json()["type"].rpartition(":")[2]
+
+
+def test_an_adaptation_is_charged_for_its_target_alone(house):
+    target, source = house.ready(house.curator), house.ready(house.curator, public=True)
+    assert (target["public"], source["public"]) == (False, True)
+    before = house.balance(source["account"])
+    answer = house.job(house.curator, target["id"], plan=ADAPT, source=source["id"])
+    assert answer.status_code == 202, answer.text
+    told = answer.json()
+    assert (told["dataset"], told["source"]) == (target["id"], source["id"])
+    assert told["progress"]["steps"] == 505  # those on public images are no part of the charge
+    assert told["event"]["steps"] == 5
+    assert house.balance(target["account"])["held"] == told["cost"] > 0
+    assert house.balance(source["account"]) == before
+    assert slug(house.curator.delete(f"/v1/datasets/{source['id']}")) == (409, "wrong-state")
+
+
+def test_only_what_is_public_for_sure_is_a_source(house):
+    """Nobody is charged for a source: not private data, nor any that shares people with private data."""
+    who, target = house.curator, house.ready(house.curator)
+    public = house.ready(who, public=True)
+    shared = house.ready(who, b"the same file", public=True)
+    house.ready(who, b"the same file")
+    child = house.ready(who, public=True, parent=target["id"])
+    wide = {"kind": "image", "height": 8, "width": 16, "classes": ["a", "b"]}
+    single = {"kind": "image", "height": 8, "width": 8, "classes": ["a"]}
+    unfit = [
+        {"source": house.ready(who)["id"]}, {"source": target["id"]}, {"source": shared["id"]},
+        {"source": child["id"]}, {"source": house.ready(who, public=True, schema=wide)["id"]},
+        {"source": house.ready(who, public=True, schema=single)["id"]}, {},
+        {"source": public["id"], "plan": PLAN},
+    ]  # fmt: skip
+    before = house.balance(target["account"])
+    for body in unfit:
+        assert slug(house.job(who, target["id"], **{"plan": ADAPT} | body)) == (422, "unfit-source"), body
+    theirs = house.ready(house.curator2, public=True)
+    assert slug(house.job(who, target["id"], plan=ADAPT, source=theirs["id"])) == (404, "not-found")
+    checking = house.sealed(who, public=True)
+    assert slug(house.job(who, target["id"], plan=ADAPT, source=checking["id"])) == (409, "wrong-state")
+    assert house.balance(target["account"]) == before
+
+
+def test_a_classifier_is_drafted_without_samples(house):
+    target, source = house.ready(house.curator), house.ready(house.curator, public=True)
+    job = house.trained(house.curator, target["id"], plan=ADAPT, source=source["id"])
+    refused = house.curator.post("/v1/releases", json={"job": job, "name": "c", "count": 10})
+    assert slug(refused) == (422, "no-samples")
+    told = house.draft(house.curator, job)
+    assert (told["kind"], told["count"], told["formats"]) == ("classifier", 0, [])
+    house.built(told["id"])
+    assert slug(house.curator.get(f"/v1/releases/{told['id']}/preview")) == (404, "not-found")
+
+
 def test_cancelling_before_records_are_opened_gives_back_exactly(house):
     dataset = house.ready(house.curator)
     before = house.balance(dataset["account"])

@@ -29,14 +29,19 @@ from privacy.relation import Relation
 from worker import sweep
 
 SCHEMA = {"kind": "image", "height": 8, "width": 8, "channels": 1, "classes": ["dark", "light"]}
+DPGAN = {"kind": "dpgan", "sampling_prob": 0.05, "expected_batch": 10}
+ADAPT = {
+    "kind": "adapt", "records": 200, "batch": 20, "directions": 4, "dim": 6, "steps": 5,
+    "recipe": {"features": 4, "source_steps": 3},
+}  # fmt: skip
 
 
-def upload():
+def upload(*, labelled=True):
     """Two classes that any generator can tell apart, as the bytes of an npz."""
     labels = np.arange(200) % 2
     pixels = np.where(labels[:, None, None] == 1, 220, 30) + np.arange(64).reshape(8, 8) % 7
     body = io.BytesIO()
-    np.savez(body, x=pixels.astype(np.uint8), y=labels)
+    np.savez(body, x=pixels.astype(np.uint8), **({"y": labels} if labelled else {}))
     return body.getvalue()
 
 
@@ -60,27 +65,34 @@ class Place:
     def keep_witness(self):
         sweep.keep_witness(self.engines["sweep"], self.shelf)
 
-    def dataset(self, *, epsilon=1000.0, state="ready", body=None, schema=SCHEMA):
+    def dataset(self, *, epsilon=1000.0, state="ready", body=None, schema=SCHEMA, public=False, account=None):
         body = upload() if body is None else body
         key = f"datasets/{uuid.uuid4().hex}"
         self.admin.put_object(Bucket="sluice-private", Key=key, Body=body)
         with Session(self.engines["service"], expire_on_commit=False) as session, session.begin():
-            account = ledger.open_account(
-                session, relation=Relation.ADD_REMOVE, epsilon=epsilon, delta=1e-5, order=4,
-                move=Move(actor="carla", reason="test"),
-            )  # fmt: skip
+            opened = {"relation": Relation.ADD_REMOVE, "epsilon": epsilon, "delta": 1e-5, "order": 4}
+            account = (
+                session.get_one(Account, account)
+                if account
+                else ledger.open_account(session, **opened, move=Move(actor="carla", reason="test"))
+            )
             dataset = Dataset(
                 id=uuid.uuid4(), owner_id=self.person, name="test", schema=schema, nominal_size=200,
                 relation="add_remove", epsilon=epsilon, delta=1e-5, order=4, account_id=account.id,
-                state=state, object_key=key, size=len(body), sha256=hashlib.sha256(body).digest(),
-                sealed_at=account.created_at,
+                state=state, public=public, object_key=key, size=len(body),
+                sha256=hashlib.sha256(body).digest(), sealed_at=account.created_at,
             )  # fmt: skip
             session.add(dataset)
         return dataset
 
-    def job(self, dataset=None, *, steps=6, epsilon=4.0, **changes):
+    def adaptation(self):
+        """A job on images that have no labels, beside public ones that have."""
+        target = self.dataset(body=upload(labelled=False), schema=SCHEMA | {"classes": ["unknown"]})
+        return self.job(target, plan=ADAPT, source_id=self.dataset(public=True).id)
+
+    def job(self, dataset=None, *, steps=6, epsilon=4.0, plan=None, **changes):
         dataset = dataset or self.dataset()
-        plan = plan_from_dict({"kind": "dpgan", "sampling_prob": 0.05, "expected_batch": 10, "steps": steps})
+        plan = plan_from_dict(plan or {**DPGAN, "steps": steps})
         plan = plan.calibrated(
             Target(epsilon=epsilon, delta=1e-5, relation=Relation.ADD_REMOVE, accountant="renyi")
         )
@@ -92,8 +104,8 @@ class Place:
                 move=Move(actor="carla", reason="test"),
             )  # fmt: skip
             values = {
-                "plan": plan.to_dict(), "event": plan.event().to_dict(), "cost": cost, "steps": steps,
-                "readings": {"renyi": epsilon, "pld": None}, "state": "queued",
+                "plan": plan.to_dict(), "event": plan.event().to_dict(), "cost": cost,
+                "steps": plan.progress_steps, "readings": {"renyi": epsilon, "pld": None}, "state": "queued",
             } | changes  # fmt: skip
             session.add(
                 Job(id=id, dataset_id=dataset.id, account_id=account.id, owner_id=self.person, **values)

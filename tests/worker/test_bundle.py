@@ -285,10 +285,10 @@ def test_the_packer_refuses_whatever_is_not_exactly_a_generator(name, tmp_path):
 
 
 def test_a_synthesizer_that_is_too_large_is_refused(monkeypatch):
-    assert opened(FILES, SCHEMA)
+    assert opened(ImageSynthesizer, FILES, SCHEMA)
     monkeypatch.setattr(bundle, "MOST_OF_A_SYNTHESIZER", sum(map(len, FILES.values())) - 1)
     with pytest.raises(Failure, match="unfit-synthesizer"):
-        opened(FILES, SCHEMA)
+        opened(ImageSynthesizer, FILES, SCHEMA)
 
 
 @pytest.mark.parametrize("path", ["diagnostics.jsonl", "data/records.npz", ".hidden", "more/deep/loss.json"])

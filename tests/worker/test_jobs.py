@@ -11,12 +11,15 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import psutil
+import psycopg
 import pytest
 from sqlalchemy.exc import DBAPIError
 
 from core.queue import bell, ring
+from tests.worker.conftest import ADAPT
 from worker import sweep
 from worker.claims import Fenced, claim
+from worker.synthesizers.classifier import Classifier
 
 SVG = "{http://www.w3.org/2000/svg}"
 POINTS = [
@@ -61,6 +64,39 @@ def test_a_job_is_trained_settled_and_leaves_nothing_but_its_synthesizer(place, 
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     shown = [text.text.split(":")[0] for text in ElementTree.fromstring(kept["svg"]).iter(f"{SVG}text")]
     assert set(shown) == {name for row in rows for name in row} - {"step"}
+
+
+def test_an_adaptation_reads_two_datasets_and_leaves_a_classifier(place, mortal):
+    job = place.adaptation()
+    assert mortal.order(job, "stepped", count=4) == -signal.SIGKILL
+    row = finish(place, mortal, job)
+    assert (row.state, row.fault, row.step, row.steps) == ("trained", None, 8, 8)
+    assert place.ledger_of(job) == ["reserve", "settle"]
+    names = ("classifier.json", "classifier.safetensors")
+    files = {name: row.synthesizer_key + name for name in names}
+    assert set(place.vault_keys(row.synthesizer_key)) == set(files.values())
+    get = place.admin.get_object
+    read = {name: get(Bucket="sluice-vault", Key=key)["Body"].read() for name, key in files.items()}
+    assert Classifier.from_files(read).architecture.classes == 2  # those of the source
+
+
+def test_the_database_lets_nothing_private_be_a_source(place):
+    """Whatever a service believes: nobody is charged for what a source tells."""
+    public, private, shared = place.dataset(public=True), place.dataset(), place.dataset(public=True)
+    place.dataset(account=shared.account_id)  # private, and by declaration of the same people
+    for source in (private.id, shared.id, uuid.uuid4()):
+        with pytest.raises(DBAPIError, match="a source is public"):
+            place.job(plan=ADAPT, source_id=source)
+    with pytest.raises(DBAPIError, match="an adaptation has a source"):
+        place.job(plan=ADAPT)
+    with pytest.raises(DBAPIError, match="nothing else has"):
+        place.job(source_id=public.id)
+    for change in (
+        ("UPDATE jobs SET source_id = %s WHERE id = %s", private.id, place.adaptation()),
+        ("UPDATE datasets SET public = true WHERE id = %s", private.id),
+    ):
+        with pytest.raises(psycopg.errors.RestrictViolation, match="stays as it is"):
+            place.change(*change)
 
 
 @pytest.mark.parametrize(("point", "count"), MOMENTS)

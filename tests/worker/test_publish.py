@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import psutil
 import psycopg
 import pytest
@@ -35,6 +36,7 @@ from privacy.accountant import epsilon
 from privacy.events import from_dict
 from worker.claims import claim
 from worker.publish import make_publisher
+from worker.synthesizers.classifier import Classifier, ClassifierShape
 from worker.synthesizers.dcgan import DCGAN
 from worker.synthesizers.image import WEIGHTS, ImageSynthesizer
 
@@ -94,13 +96,15 @@ class Desk:
         pid = json.loads(self.process.stdout.readline())["pid"]
         return json.loads(self.process.stdout.readline())["status"] if wait else pid
 
-    def job(self, dataset=None, files=None):
+    def job(self, dataset=None, files=None, job=None):
         """A job that is trained and settled, with a synthesizer in the vault."""
-        job, files = self.place.job(dataset), files or trained_files()
+        job, files = job or self.place.job(dataset), files or trained_files()
         held = claim(self.place.engines["train"], job)
         held.open()
         key = self.vault.put_synthesizer(job, held.fence, files)
-        held.trained(synthesizer_key=key, synthesizer_sha256=digest_of(files), steps=6)
+        held.trained(
+            synthesizer_key=key, synthesizer_sha256=digest_of(files), steps=self.place.look(job).steps
+        )
         return job
 
     def release(self, job=None, **changes):
@@ -250,6 +254,49 @@ def test_a_release_is_built_reviewed_published_and_verifies(desk):
     for body in files.values():  # nothing says whose data it was, nor how much there was
         for secret in (str(dataset.id), dataset.object_key, str(row.job_id)):
             assert secret.encode() not in body
+
+
+def classifier(**changes):
+    torch.manual_seed(4)
+    shape = {"height": 8, "width": 8, "channels": 1, "classes": 2, "features": 4, "latent": 6}
+    return Classifier(ClassifierShape(**shape | changes))
+
+
+def test_a_classifier_is_released_without_samples(desk):
+    trained = classifier()
+    job = desk.job(job=desk.place.adaptation(), files=trained.to_files())
+    release = desk.published(job=job, formats=[], count=0, seed=0)
+    row, files, checked = desk.look(release), desk.public(release), desk.checked(release)
+    assert set(files) == attest.paths([]) | {"attestation.json"}
+    assert not [path for path in files if path.startswith("data/") or "synthesizer" in path]
+    assert row.preview is None
+    assert checked.manifest["classifier"] == trained.architecture.to_dict()
+    assert checked.manifest["schema"]["classes"] == ["dark", "light"]  # of the public source
+    assert checked.privacy["event"] == desk.place.look(job).event
+    assert b"A classifier of images of 8 x 8 x 1 into 2 classes" in files["README.md"]
+    images = np.arange(5 * 64, dtype=np.uint8).reshape(5, 8, 8, 1)
+    again = Classifier.from_files({name: files[name] for name in trained.to_files()})
+    assert (again.predict(images) == trained.predict(images)).all()
+
+
+@pytest.mark.parametrize("spoiled", ["another shape", "one more tensor", "a synthesizer"])
+def test_what_is_not_exactly_a_classifier_is_not_released_as_one(desk, spoiled):
+    files = (classifier(classes=3) if spoiled == "another shape" else classifier()).to_files()
+    if spoiled == "one more tensor":
+        more = load(files["classifier.safetensors"]) | {"lens.frame": torch.eye(2, 3)}
+        files["classifier.safetensors"] = save(more)
+    if spoiled == "a synthesizer":
+        files = {name.replace("synthesizer", "classifier"): body for name, body in trained_files().items()}
+    release = desk.release(job=desk.job(job=desk.place.adaptation(), files=files), formats=[], count=0)
+    desk.publisher.run(release)
+    assert (desk.look(release).state, desk.look(release).fault) == ("failed", "unfit-synthesizer")
+
+
+def test_the_database_knows_which_releases_have_samples(desk):
+    adapted = desk.job(job=desk.place.adaptation(), files=classifier().to_files())
+    for changes in ({"job": adapted}, {"formats": [], "count": 0}):
+        with pytest.raises(DBAPIError, match="has no samples"):
+            desk.release(**changes)
 
 
 def test_privacy_json_follows_from_the_ledger(desk):

@@ -109,6 +109,14 @@ def test_grey_images_are_equal_by_every_format(tmp_path, name):
     assert labels.dtype == torch.int64
 
 
+def test_images_of_one_class_need_no_labels(tmp_path):
+    body = io.BytesIO()
+    np.savez(body, x=X)
+    records, _ = read(body.getvalue(), IMAGES.model_copy(update={"classes": ("unknown",)}), tmp_path)
+    assert len(records) == 6
+    assert records.take(np.arange(6))[1].tolist() == [0] * 6
+
+
 @pytest.mark.parametrize("name", COLOUR_UPLOADS)
 def test_colour_images_are_equal_by_every_format(tmp_path, name):
     records, _ = read(COLOUR_UPLOADS[name], COLOURS, tmp_path)

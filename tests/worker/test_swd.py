@@ -113,7 +113,7 @@ def test_directions_are_uniform_units_or_orthonormal_blocks():
 
 @pytest.mark.parametrize(("geometry", "count"), [(Geometry.SPHERE, 10), (Geometry.ORTHONORMAL, 12)])
 def test_moments_are_told_without_bias(geometry, count):
-    """From noise six times as wide as the rows: within six errors of each entry, as if rows had been noised."""
+    """From noise six times as wide as the rows: within six errors of each entry of noisy rows."""
     source = torch.Generator().manual_seed(4)
     rows = torch.randn(200, 6, generator=source) * torch.linspace(0.2, 1, 6) + torch.tensor(
         [1.0, 0, 0, 0, 0, -1]

@@ -10,6 +10,7 @@ from safetensors.torch import load, save
 
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
+from privacy.plans.adapt import AdaptPlan, AdaptRecipe
 from privacy.plans.atlas import AtlasPlan, AtlasRecipe
 from privacy.plans.base import Clipping, Plan
 from privacy.plans.dpgan import DPGANPlan, DPGANRecipe
@@ -18,6 +19,7 @@ from privacy.plans.sinkhorn import SinkhornPlan, SinkhornRecipe
 from privacy.plans.swd import OneShotRecipe, SWDOneShotPlan, SWDPlan, SWDRecipe
 from tests.fakes import ImageRows
 from worker.mechanisms.noise import SecureRng
+from worker.synthesizers.classifier import Classifier
 from worker.synthesizers.image import ImageSynthesizer
 from worker.trainers import TRAINERS, Progress, Training
 
@@ -34,6 +36,15 @@ class CountedRows(ImageRows):
 
 # A plan that shows so many steps, all of them paid for or not, with its recipe inside.
 PLANS: dict[str, Callable[[int], Plan]] = {
+    "adapt": lambda steps: AdaptPlan(
+        steps=steps - 2,
+        noise_multiplier=1.0,
+        records=50,
+        batch=10,
+        directions=7,
+        dim=6,
+        recipe=AdaptRecipe(features=4, source_steps=2, noises=2),
+    ),
     "atlas": lambda steps: AtlasPlan(
         steps=max(steps, 5),
         noise_multiplier=1.0,
@@ -88,8 +99,10 @@ PLANS: dict[str, Callable[[int], Plan]] = {
 }
 
 
-def training(kind: str, *, steps: int = 6, records: int = 50) -> Training:
-    return TRAINERS[kind](PLANS[kind](steps), CountedRows.random(records), rng=SecureRng(), device="cpu")
+def training(kind: str, plan: Plan | None = None, *, steps: int = 6, records: int = 50) -> Training:
+    more = {"source": CountedRows.random(80)} if kind == "adapt" else {}
+    rows = CountedRows.random(records)
+    return TRAINERS[kind](plan or PLANS[kind](steps), rows, rng=SecureRng(), device="cpu", **more)
 
 
 pytestmark = pytest.mark.parametrize("kind", TRAINERS)
@@ -102,7 +115,7 @@ def test_trainer_draws_exactly_what_it_planned(kind):
     assert run.plan.progress_steps == 6
     assert run.draws.drawn == run.releases.made == run.plan.known_steps
     assert run.records.asked == run.draws.drawn
-    assert isinstance(run.synthesizer(), ImageSynthesizer)
+    assert isinstance(run.synthesizer(), Classifier if kind == "adapt" else ImageSynthesizer)
     assert list(run.steps()) == []
     with pytest.raises(Failure) as failure:
         run.draws.draw()
@@ -166,7 +179,7 @@ def test_a_checkpoint_has_no_randomness(kind):
 
 def test_a_checkpoint_that_lacks_something_is_refused(kind):
     kept = training(kind).checkpoint()
-    kept.pop(next(name for name in kept if name.startswith(("generator.", "centres"))))
+    kept.pop(next(name for name in kept if name.startswith(("generator.", "centres", "network."))))
     with pytest.raises(ValueError, match="lacks"):
         training(kind).restore(kept)
 
@@ -198,8 +211,4 @@ def test_records_that_are_not_finite_or_not_of_a_class_do_not_stop_it(kind):
 
 def test_a_plan_that_is_not_calibrated_is_refused(kind):
     with pytest.raises(Exception, match=r"noise|steps"):
-        TRAINERS[kind](
-            dataclasses.replace(PLANS[kind](3), noise_multiplier=None),
-            CountedRows.random(5),
-            rng=SecureRng(),
-        )
+        training(kind, dataclasses.replace(PLANS[kind](3), noise_multiplier=None))

@@ -1,7 +1,8 @@
-"""Builds the files of a release: samples, synthesizer, what is said about them. Knows no bucket and no row.
+"""Builds the files of a release: samples, what was trained, what is said of it. Knows no bucket and no row.
 
-Guarantee: what goes in is a synthesizer on the allow-list and public facts, and every byte that comes out is
-made from them here. The same facts give the same bytes on the same build. docs/guarantees.md#releases
+Guarantee: what goes in is a synthesizer or classifier on the allow-list and public facts, and every byte that
+comes out is made from them here. The same facts give the same bytes on the same build.
+docs/guarantees.md#releases
 """
 
 import hashlib
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
@@ -19,7 +20,8 @@ from privacy.events import from_dict
 from worker.bundle.data import draw
 from worker.bundle.facts import Facts, card, croissant
 from worker.synthesizers.architecture import UnfitSynthesizer
-from worker.synthesizers.image import ARCHITECTURE, WEIGHTS, ImageSynthesizer
+from worker.synthesizers.classifier import Classifier
+from worker.synthesizers.image import ImageSynthesizer
 
 MOST_BYTES = 5 << 30  # what S3 takes in one piece
 MOST_OF_A_SYNTHESIZER = 1 << 30
@@ -30,17 +32,19 @@ SHAPE = {
     "head": {"number", "digest"},
 }  # fmt: skip
 
+Model = TypeVar("Model", ImageSynthesizer, Classifier)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
     digest: bytes
     files: list[dict[str, Any]]
     manifest: dict[str, Any]
-    preview: bytes
+    preview: bytes | None
 
 
-def opened(files: Mapping[str, bytes], schema: ImageSchema) -> ImageSynthesizer:
-    """A synthesizer that is exactly one generator for this schema.
+def opened(kind: type[Model], files: Mapping[str, bytes], schema: ImageSchema) -> Model:
+    """A synthesizer that is exactly one generator for this schema, or a classifier that is exactly that.
 
     Guarantee: written again from its own tensors and architecture it is the same bytes, so there is no room
     in it for a discriminator, an optimizer, metadata or anything else that is not charged for.
@@ -48,16 +52,16 @@ def opened(files: Mapping[str, bytes], schema: ImageSchema) -> ImageSynthesizer:
     if sum(map(len, files.values())) > MOST_OF_A_SYNTHESIZER:
         raise Failure(Fault.UNFIT_SYNTHESIZER)
     try:
-        synthesizer = ImageSynthesizer.from_files(files)
+        trained = kind.from_files(files)
     except (UnfitSynthesizer, ValueError):
         raise Failure(Fault.UNFIT_SYNTHESIZER) from None
-    shape = synthesizer.architecture
+    shape = trained.architecture
     declared = (schema.height, schema.width, schema.channels, len(schema.classes))
     if (shape.height, shape.width, shape.channels, shape.classes) != declared:
         raise Failure(Fault.UNFIT_SYNTHESIZER)
-    if synthesizer.to_files() != dict(files):
+    if trained.to_files() != dict(files):
         raise Failure(Fault.UNFIT_SYNTHESIZER)
-    return synthesizer
+    return trained
 
 
 def build(
@@ -67,19 +71,22 @@ def build(
     if {name: set(v) if SHAPE.get(name) else None for name, v in facts.privacy.items()} != SHAPE:
         raise Failure(Fault.UNFIT_SYNTHESIZER)
     from_dict(facts.privacy["event"])  # exactly the fields of an event
-    synthesizer = opened(files, facts.schema)
-    (directory / "data").mkdir(exist_ok=True)
-    preview = draw(directory, facts, synthesizer, drawn)
-    data = {DATA[each]: _described(directory, DATA[each]) for each in facts.formats}
     small = {
-        WEIGHTS: files[WEIGHTS],
-        ARCHITECTURE: files[ARCHITECTURE],
+        **files,
         PRIVACY: _json(facts.privacy),
         "schema.json": _json(facts.schema.model_dump(mode="json")),
-        "croissant.json": _json(croissant(facts, data)),
         "README.md": card(facts).encode(),
-        "preview.png": preview,
     }
+    preview, trained = None, {}
+    if facts.formats:
+        synthesizer = opened(ImageSynthesizer, files, facts.schema)
+        trained["synthesizer"] = synthesizer.architecture.to_dict()
+        (directory / "data").mkdir(exist_ok=True)
+        preview = draw(directory, facts, synthesizer, drawn)
+        data = {DATA[each]: _described(directory, DATA[each]) for each in facts.formats}
+        small |= {"croissant.json": _json(croissant(facts, data)), "preview.png": preview}
+    else:
+        trained["classifier"] = opened(Classifier, files, facts.schema).architecture.to_dict()
     for path, body in small.items():
         (directory / path).write_bytes(body)
     listed = [_described(directory, path) for path in _found(directory)]
@@ -91,7 +98,7 @@ def build(
         "sample": {
             "count": facts.count, "seed": facts.seed, "labels": "balanced", "formats": list(facts.formats),
         },
-        "synthesizer": synthesizer.architecture.to_dict(),
+        **trained,
         "schema": facts.schema.model_dump(mode="json"),
         "files": listed,
     }  # fmt: skip

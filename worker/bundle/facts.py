@@ -75,11 +75,15 @@ def croissant(facts: Facts, data: Mapping[str, Mapping[str, Any]]) -> dict[str, 
 def _summary(facts: Facts) -> str:
     privacy, schema = facts.privacy, facts.schema
     best = min(value for value in privacy["epsilon"].values() if value is not None)
+    size, kinds = f"{schema.height} x {schema.width} x {schema.channels}", len(schema.classes)
+    held = (
+        f"{facts.count} synthetic images of {size} in {kinds} classes, drawn from a generator trained"
+        if facts.formats
+        else f"A classifier of images of {size} into {kinds} classes, learned from public images and adapted"
+    )
     return (
-        f"{facts.count} synthetic images of {schema.height} x {schema.width} x {schema.channels} in "
-        f"{len(schema.classes)} classes, drawn from a generator trained under differential privacy: epsilon "
-        f"{best:.4g} at delta {privacy['delta']:g}, neighbouring relation {privacy['relation']}, unit "
-        f"{privacy['unit']}."
+        f"{held} under differential privacy: epsilon {best:.4g} at delta {privacy['delta']:g}, neighbouring "
+        f"relation {privacy['relation']}, unit {privacy['unit']}."
     )
 
 
@@ -94,12 +98,24 @@ def card(facts: Facts) -> str:
         for each, name in said.items()
         for value in [privacy["epsilon"][each]]
     )
-    files = "".join(f"- `{DATA[each]}`\n" for each in facts.formats)
+    if facts.formats:
+        held = "".join(f"- `{DATA[each]}`\n" for each in facts.formats) + (
+            f"""- `synthesizer.safetensors`, `synthesizer.json`: the generator, to draw more
+
+{facts.count} images, seed {facts.seed}, classes in turn: how often a class occurs says nothing about the
+records. The images are synthetic and marked as such."""
+        )
+        more, tag = "drawing more samples from the synthesizer costs nothing more", "synthetic"
+    else:
+        held = (
+            "- `classifier.safetensors`, `classifier.json`: the classifier; `schema.json` names its classes"
+        )
+        more, tag = "asking the classifier about images costs nothing more", "image-classification"
     people = {1: "one person", 2: "two people, of whom one is not its author"}[facts.reviewers]
     return f"""---
 pretty_name: {json.dumps(facts.name)}
 license: {json.dumps(facts.licence.lower())}
-tags: [synthetic, differential-privacy]
+tags: [{tag}, differential-privacy]
 ---
 # {_inert(facts.name)}
 
@@ -112,14 +128,13 @@ tags: [synthetic, differential-privacy]
 |---|---|---|
 {readings}
 At delta {privacy["delta"]:g}, ledger row {privacy["entry"]["number"]}. `privacy.json` has the event these
-follow from; drawing more samples from the synthesizer costs nothing more.
+follow from; {more}.
 
 ## What is in it
 
-{files}- `synthesizer.safetensors`, `synthesizer.json`: the generator, to draw more
+{held}
 
-{facts.count} images, seed {facts.seed}, classes in turn: how often a class occurs says nothing about the
-records. The images are synthetic and marked as such. Licence: {_inert(facts.licence)}. Reviewed by {people}.
+Licence: {_inert(facts.licence)}. Reviewed by {people}.
 
 `sha256sum -c SHA256SUMS` checks the files, `sluice verify` the signed statement in `attestation.json` too.
 """

@@ -90,11 +90,15 @@ def _npy_header(stream: IO[bytes]) -> _Header:
 
 
 def _read_npz(archive: zipfile.ZipFile, schema: ImageSchema, sink: Sink) -> None:
-    names = set(archive.namelist())
-    check("x.npy" not in names or "y.npy" in names, Fault.LABEL_MISMATCH)
-    check(names == {"x.npy", "y.npy"}, Fault.UNSUPPORTED_FORMAT)
+    names, one = set(archive.namelist()), len(schema.classes) == 1
+    check("x.npy" not in names or "y.npy" in names or one, Fault.LABEL_MISMATCH)
+    check(names == {"x.npy", "y.npy"} or (one and names == {"x.npy"}), Fault.UNSUPPORTED_FORMAT)
     count = _read_x(archive, schema, sink)
-    _read_y(archive, schema, sink, count)
+    if "y.npy" in names:
+        _read_y(archive, schema, sink, count)
+    else:  # of the only class there is
+        for start in range(0, count, CHUNK):
+            _put_labels(np.zeros(min(CHUNK, count - start), np.uint8), schema, sink)
 
 
 def _read_x(archive: zipfile.ZipFile, schema: ImageSchema, sink: Sink) -> int:

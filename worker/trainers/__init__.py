@@ -9,6 +9,8 @@ the device if none is given), and then followed:
         ...                                    # heartbeat, training.checkpoint(), training.diagnostics()
     synthesizer = training.synthesizer()       # refuses unless every planned step was taken, exactly once
 
+An adaptation has public records too, `source=`, and ends with a classifier.
+
 A trainer knows no bucket, row or queue. It ends early only with a `Failure`, and none that depends on records
 other than through their noised sums.
 """
@@ -18,7 +20,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+from worker.synthesizers.classifier import Classifier
 from worker.synthesizers.image import ImageSynthesizer
+from worker.trainers.adapt import AdaptTraining
 from worker.trainers.atlas import AtlasTraining
 from worker.trainers.dpgan import DPGANTraining
 from worker.trainers.gswgan import GSWGANTraining
@@ -43,10 +47,11 @@ class Training(Protocol):
         """How the last step went. Facts about records: for the curator, in the vault."""
         ...
 
-    def synthesizer(self) -> ImageSynthesizer: ...
+    def synthesizer(self) -> ImageSynthesizer | Classifier: ...
 
 
 TRAINERS = {
+    "adapt": AdaptTraining,
     "atlas": AtlasTraining,
     "dpgan": DPGANTraining,
     "gswgan": GSWGANTraining,
