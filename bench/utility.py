@@ -33,10 +33,11 @@ from PIL import Image
 from torch import Tensor
 
 from bench import classifiers, distance
+from client.jobs import GOOD, sized
+from client.pricing import plan_of
 from core.schema import ImageSchema
 from privacy.accountant import Accountant
-from privacy.plans import PLANS, Plan, Target, plan_from_dict
-from privacy.plans.base import rate_of
+from privacy.plans import PLANS, Plan, Target
 from privacy.relation import Relation
 from worker.mechanisms.noise import SecureRng
 from worker.synthesizers.image import ImageSynthesizer, Sample
@@ -49,34 +50,15 @@ TRIAL_STEPS = 5
 
 Body = dict[str, Any]
 
-# What each method is run with; the recipe of the same name goes with it where it has recipes. `batch` stands
-# for the rate that draws about so many.
-BODIES: dict[str, dict[str, Body]] = {
-    "dpgan": {
-        "fast-cpu": {"batch": 512, "steps": 1_500, "clip_norm": 5.0},
-        "paper": {"batch": 512, "steps": 174_000},
-    },
-    "sinkhorn": {
-        "fast-cpu": {"batch": 6_000, "steps": 60},
-        "paper": {"batch": 50, "steps": 160_000, "clipping": "joint", "images": 50},
-    },
-    "gswgan": {
-        "fast-cpu": {"parts": 500, "panel": 500, "images": 20, "steps": 400},
-        "paper": {"parts": 1000, "steps": 20_000},
-    },
-    "swd": {
-        "fast-cpu": {
-            "batch": 100,
-            "steps": 120_000,
-            "directions": 16,
-            "frequencies": 6,
-            "dim": 6 * 6 + 10,
-            "label_weight": 6.0,
-        },
-        "paper": {"batch": 100, "steps": 60_100},
-    },
-    "atlas": {"fast-cpu": {}, "paper": {}, "demo": {}},
-    "swd_one_shot": {"fast-cpu": {"directions": 3000}, "paper": {"directions": 3000}},
+# What each method is run with, as `sluice train` does or as its paper did; the recipe of the same name goes
+# with it where it has recipes. `batch` stands for the rate that draws about so many.
+PAPER: dict[str, Body] = {
+    "atlas": {},
+    "dpgan": {"batch": 512, "steps": 174_000},
+    "gswgan": {"parts": 1000, "steps": 20_000},
+    "sinkhorn": {"batch": 50, "steps": 160_000, "clipping": "joint", "images": 50},
+    "swd": {"batch": 100, "steps": 60_100, "dim": 28 * 28 + 10},
+    "swd_one_shot": {"directions": 3000},
 }
 
 
@@ -134,14 +116,10 @@ class Asked:
 def plan_for(asked: Asked, records: int, steps: int | None = None) -> Plan:
     """The preset's plan with the least noise that meets the target."""
     cls = PLANS[asked.method]
-    body: Body = {"kind": asked.method, **BODIES[asked.method][asked.preset]}
-    known = {field.name for field in fields(cls)}
-    if "sampling_prob" in known:
-        batch = body.pop("batch")
-        body["sampling_prob"] = rate_of(records=records, batch=min(batch, records))
-        body |= {"expected_batch": float(batch)} if "expected_batch" in known else {}
-    if "dim" in known:
-        body = {"records": records, "dim": 28 * 28 + 10} | body
+    body = dict(PAPER[asked.method] if asked.preset == "paper" else GOOD.get(asked.method, {}))
+    body = sized(body, records, {"height": 28, "width": 28, "channels": 1, "classes": range(10)})
+    if {"sampling_prob", "records"} & {field.name for field in fields(cls)}:
+        body["records"] = records
     if cls.recipes is not None:
         body["recipe"] = asked.preset
     if steps is not None:
@@ -152,7 +130,7 @@ def plan_for(asked: Asked, records: int, steps: int | None = None) -> Plan:
         relation=Relation.ADD_REMOVE,
         accountant=Accountant.RENYI,
     )
-    return plan_from_dict(body).calibrated(target)
+    return plan_of(asked.method, body).calibrated(target)
 
 
 def fitting_steps(asked: Asked, train: Images, device: str) -> int | None:
@@ -342,7 +320,7 @@ def main() -> None:
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     parser.add_argument("--data", type=listed(FOLDERS), required=True, help=f"of {', '.join(FOLDERS)}")
     parser.add_argument("--data-dir", type=Path, default=beside, help="holds mnist/ and fashion-mnist/")
-    parser.add_argument("--method", type=listed(BODIES), required=True, help=f"of {', '.join(BODIES)}")
+    parser.add_argument("--method", type=listed(PAPER), required=True, help=f"of {', '.join(PAPER)}")
     parser.add_argument("--preset", default="fast-cpu")
     parser.add_argument("--epsilon", type=listed(of=float), default="10")
     parser.add_argument("--delta", type=float, default=1e-5)

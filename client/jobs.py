@@ -37,9 +37,14 @@ class DiagnosticsName(StrEnum):
 BEST = "atlas"
 GOOD: dict[str, dict[str, Any]] = {
     "adapt": {"steps": 1_500},
-    "dpgan": {"batch": 512, "steps": 20_000},
+    "dpgan": {"batch": 512, "steps": 1_500, "clip": 5.0},
+    "gswgan": {"parts": 500, "panel": 500, "images": 20, "steps": 400},
+    "sinkhorn": {"batch": 6_000, "steps": 60},
+    "swd": {
+        "batch": 100, "steps": 80_000, "frequencies": 8, "label_weight": 8.0, "geometry": "orthonormal",
+    },
     "swd_one_shot": {"directions": 3000},
-}
+}  # fmt: skip
 
 Id = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job.")]
 DatasetId = Annotated[str, typer.Argument(metavar="DATASET", help="Id of a dataset that is ready.")]
@@ -219,7 +224,7 @@ def default_plan(method: str | None, dataset: "Json", given: "Json", epsilon: fl
     kind = (method or BEST).replace("-", "_")
     if kind not in PLANS:
         raise CannotRun(f"there is no method {method}: sluice quote --help lists them")
-    usual = dict(GOOD.get(kind, {}))
+    usual = sized(dict(GOOD.get(kind, {})), dataset["nominal_size"], dataset["schema"])
     if {"sampling_prob", "records"} & {field.name for field in fields(PLANS[kind])}:
         usual["records"] = dataset["nominal_size"]
     if "rate" in given:
@@ -237,6 +242,16 @@ def default_plan(method: str | None, dataset: "Json", given: "Json", epsilon: fl
         return plan_of(kind, usual | given).to_dict()
     except Problem as problem:
         raise CannotRun(f"{problem.title}: {problem.detail}") from None
+
+
+def sized(usual: "Json", records: int, schema: "Json") -> "Json":
+    """Numbers that did well, for so many records of this shape."""
+    if "batch" in usual:
+        usual["batch"] = min(usual["batch"], records)
+    if "frequencies" in usual:
+        across, down = (min(schema[side], usual["frequencies"]) for side in ("width", "height"))
+        usual["dim"] = usual["directions"] = schema["channels"] * across * down + len(schema["classes"])
+    return usual
 
 
 def _assigned(text: str) -> tuple[str, Any]:

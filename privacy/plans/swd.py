@@ -53,7 +53,8 @@ class SWDRecipe(GeneratorRecipe):
         "fast-cpu": {
             "rate": 5e-3,
             "average_decay": 0.98,
-            "moment_steps": 400,
+            "moment_steps": 300,
+            "moment_images": 500,
         },
     }
 
