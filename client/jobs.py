@@ -36,7 +36,7 @@ class DiagnosticsName(StrEnum):
 # What is trained by default, and the numbers of each method that did well; bench/utility.py measures them.
 BEST = "atlas"
 GOOD: dict[str, dict[str, Any]] = {
-    "adapt": {"steps": 1_500},
+    "adapt": {"batch": 128, "steps": 1_500},
     "dpgan": {"batch": 512, "steps": 1_500, "clip": 5.0},
     "gswgan": {"parts": 500, "panel": 500, "images": 20, "steps": 400},
     "sinkhorn": {"batch": 6_000, "steps": 60},

@@ -18,7 +18,7 @@ GUARDS = """
 -- Nobody pays for what a source tells, so no private dataset may ever have been on its account.
 CREATE FUNCTION sources_are_public() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF (NEW.plan ->> 'kind' = 'adapt') IS DISTINCT FROM (NEW.source_id IS NOT NULL) THEN
+    IF (coalesce(NEW.plan ->> 'kind', '') = 'adapt') <> (NEW.source_id IS NOT NULL) THEN
         RAISE EXCEPTION 'an adaptation has a source, and nothing else has'
             USING ERRCODE = 'restrict_violation';
     END IF;

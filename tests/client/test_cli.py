@@ -21,6 +21,9 @@ from client.api import Sluice
 from client.ledger import verify_account
 from client.main import app, main
 from core.stores import s3
+from privacy.accountant import Accountant
+from privacy.plans import PLANS, Target, plan_from_dict
+from privacy.relation import Relation
 from tests.e2e.serving import Site, api_processes, own_database
 
 PLAN = {"kind": "dpgan", "sampling_prob": 1.0, "steps": 3, "noise_multiplier": 20.0}
@@ -660,6 +663,28 @@ def test_train_prices_charges_and_enqueues_within_the_epsilon(site, told):
     by_default = told("train", dataset.id, "--epsilon", 2, "--detach", key=site.curator)
     assert by_default["plan"]["kind"] == jobs.BEST
     assert by_default["epsilon"]["renyi"] <= 2
+
+
+@pytest.mark.parametrize("method", PLANS)
+@pytest.mark.parametrize(("side", "channels", "records"), [(28, 1, 60_000), (8, 3, 120)])
+def test_every_method_has_numbers_to_train_with(method, side, channels, records):
+    """No method asks for a number that a curator would have to look up."""
+    schema = {
+        "kind": "image",
+        "height": side,
+        "width": side,
+        "channels": channels,
+        "classes": ["a", "b", "c"],
+    }
+    dataset = {
+        "nominal_size": records, "schema": schema, "relation": "add_remove", "budget": {"delta": 1e-5},
+    }  # fmt: skip
+    plan = plan_from_dict(jobs.default_plan(method.replace("_", "-"), dataset, {}, 10.0))
+    aim = Target(epsilon=10.0, delta=1e-5, relation=Relation.ADD_REMOVE, accountant=Accountant.RENYI)
+    reading = plan.calibrated(aim).reading(
+        delta=1e-5, relation=Relation.ADD_REMOVE, accountant=Accountant.RENYI
+    )
+    assert 9 < reading.epsilon <= 10
 
 
 @pytest.mark.parametrize(
