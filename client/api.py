@@ -122,14 +122,14 @@ class Sluice:
         plan: Json,
         *,
         target: Json | None = None,
-        source: str | None = None,
         key: str | None = None,
+        **builds_on: Any,
     ) -> Json:
         """Charges the account and enqueues a training. The same key and body give the same job again.
 
-        `source` is the public dataset of an adaptation.
+        `source` is the public dataset of an adaptation; `shared` hands a generator on to who says `after`.
         """
-        body = {"dataset": dataset, "plan": plan, "target": target, "source": source}
+        body = {"dataset": dataset, "plan": plan, "target": target, **builds_on}
         return self._post("/v1/jobs", body, key=key or str(uuid.uuid4()))
 
     def jobs(self, *, state: str | None = None, dataset: str | None = None) -> Iterator[Json]:

@@ -62,6 +62,11 @@ Source = Annotated[
     str | None,
     typer.Option(metavar="DATASET", help="For adapt: a public dataset with labels, of the same shape."),
 ]
+Shared = Annotated[bool, typer.Option("--shared", help="For gswgan: others may go on from its generator.")]
+After = Annotated[
+    str | None,
+    typer.Option(metavar="JOB", help="For gswgan: the shared job whose generator it goes on from."),
+]
 AccountantOption = Annotated[AccountantName, typer.Option(help="Which reading meets --epsilon.")]
 Most = Annotated[int, typer.Option("--limit", min=1, help="How many at most, newest first.")]
 
@@ -177,10 +182,13 @@ def start(
     epsilon: Epsilon = None,
     accountant: AccountantOption = AccountantName.RENYI,
     source: Source = None,
+    shared: Shared = False,
+    after: After = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow it until it ends.")] = False,
 ) -> "Json | Iterator[Json]":
     """Charge the budget and enqueue a training."""
-    job = service.start_job(dataset, _plan(plan), target=_target(epsilon, accountant), source=source)
+    builds_on = {"source": source, "shared": shared, "after": after}
+    job = service.start_job(dataset, _plan(plan), target=_target(epsilon, accountant), **builds_on)
     return _until_trained(service.watch(job["id"])) if watch else job
 
 
@@ -200,13 +208,17 @@ def train(
     ] = None,
     accountant: AccountantOption = AccountantName.RENYI,
     source: Source = None,
+    shared: Shared = False,
+    after: After = None,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait until it has ended.")] = False,
 ) -> "Json | Iterator[Json]":
     """Train a synthesizer within an epsilon: charge the budget, enqueue, follow it until it ends."""
     declared = service.dataset(dataset)
-    method = method or ("adapt" if source else None)
-    plan = default_plan(method, declared, dict(map(_assigned, options or [])), epsilon)
-    job = service.start_job(dataset, plan, target=_target(epsilon, accountant), source=source)
+    method = method or ("adapt" if source else "gswgan" if shared or after else None)
+    given = ({"recipe": "fast-cpu"} if shared or after else {}) | dict(map(_assigned, options or []))
+    plan = default_plan(method, declared, given, epsilon)
+    builds_on = {"source": source, "shared": shared, "after": after}
+    job = service.start_job(dataset, plan, target=_target(epsilon, accountant), **builds_on)
     return job if detach else _until_trained(service.watch(job["id"]))
 
 

@@ -51,6 +51,10 @@ def verify(
         "published_at": checked.published_at,
         "epsilon": checked.epsilon,
         **{name: checked.privacy[name] for name in ("delta", "relation", "unit", "total_after")},
+        "others": [
+            {name: each[name] for name in ("epsilon", "delta", "relation", "total_after")}
+            for each in checked.privacy.get("others", ())
+        ],
         "review": checked.review,
         "key": key,
         "keys_from": trust.keys_from,
@@ -97,6 +101,13 @@ def show(result: "Json") -> None:
         ("files", f"as signed, bundle {result['bundle'][:16]}…, published {result['published_at'][:10]}"),
         ("epsilon", f"{read}: worked out again here from the event"),
         ("delta, relation", f"{result['delta']:g}, {relation}, for {result['unit']}"),
+        *(
+            (
+                "another owner's",
+                f"epsilon {min(filter(None, each['epsilon'].values())):.4f} at {each['delta']:g}",
+            )
+            for each in result["others"]
+        ),
         ("approved by", f"{people} {'person' if people == 1 else 'people'}"),
         ("key", f"{result['key']}, {result['keys_from']}"),
         ("withdrawn", source if number is None else f"no, by list {number} {source}"),

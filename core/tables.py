@@ -122,6 +122,8 @@ class Job(Base):
     id: Mapped[uuid.UUID] = _id()
     dataset_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("datasets.id"))
     source_id: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("datasets.id"))
+    after_id: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("jobs.id"))
+    shared: Mapped[bool] = mapped_column(server_default="false")
     account_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("accounts.id"))
     owner_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("people.id"))
     plan: Mapped[dict[str, Any]]

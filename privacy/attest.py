@@ -208,6 +208,8 @@ def check_release(
             raise BundleAltered("The statement has parts that are not known here; a newer client may know.")
         manifest = _agreeing(predicate, _subjects(statement), hashes, small)
         again = _reproduced(predicate["privacy"])
+        for other in predicate["privacy"].get("others", ()):  # owners of other records in a relay
+            _reproduced(other)
         _refuse_withdrawn(predicate, revocations)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise BundleAltered(

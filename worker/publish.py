@@ -44,7 +44,7 @@ from core.tables import Account, Approval, Dataset, Entry, Job, Release, Revocat
 from privacy import attest
 from privacy.accountant import Accountant
 from privacy.attest import ATTESTATION, MANIFEST, PRIVACY, SUMS, Signer
-from privacy.events import Event, from_dict
+from privacy.events import Composition, Event, from_dict
 from privacy.problems import Problem as PrivacyProblem
 from privacy.relation import Relation
 from worker import life
@@ -174,13 +174,14 @@ class Publisher:
             # A classifier has the classes of the public images that it learned labels from.
             declared = session.get_one(Dataset, job.source_id or job.dataset_id)
             schema = _SCHEMA.validate_python(declared.schema)
-            paid = _paid(session, job)
+            paid = _all_paid(session, job)
         if not isinstance(schema, ImageSchema):
             raise Failure(Fault.UNFIT_SYNTHESIZER)
+        privacy = paid[0].statement() | {"others": [each.statement() for each in paid[1:]]}
         facts = bundle.Facts(
             release=str(row.id), name=row.name, note=row.note, licence=row.licence,
             created_at=_moment(row.created_at), reviewers=row.reviewers, count=row.count, seed=row.seed,
-            formats=tuple(sorted(row.formats)), schema=schema, privacy=paid.statement(),
+            formats=tuple(sorted(row.formats)), schema=schema, privacy=privacy,
         )  # fmt: skip
         self.point("paid")
         kind = "synthesizer" if row.formats else "classifier"
@@ -234,7 +235,7 @@ class Publisher:
                 raise Failure(Fault.BUNDLE_ALTERED)
             self.point("refetched")
             with Session(self.engine, expire_on_commit=False) as session:
-                _paid(session, session.get_one(Job, row.job_id))
+                _all_paid(session, session.get_one(Job, row.job_id))
                 approvals = _approvals(session, row)
                 keys = {key.id: key.public for key in session.scalars(select(SigningKey))}
             envelope = (row.attestation or "").encode() or self._sign(held, hashes, small, approvals)
@@ -337,10 +338,11 @@ def _moment(at: datetime) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Paid:
-    """What a job cost, from the ledger's own rows."""
+    """What a job cost one account, from the ledger's own rows; of a relay, all it paid for."""
 
     account: Account
     entry: Entry
+    cost: int
     event: Event
     before: tuple[Event, ...]
 
@@ -356,7 +358,7 @@ class Paid:
 
         return {
             "unit": "one record", "relation": relation.value, "delta": account.delta,
-            "event": self.event.to_dict(), "cost": self.entry.cost, "epsilon": read((self.event,)),
+            "event": self.event.to_dict(), "cost": self.cost, "epsilon": read((self.event,)),
             "total_after": read((*self.before, self.event)),
             "account": {
                 "id": str(account.id), "epsilon": account.epsilon, "delta": account.delta,
@@ -367,24 +369,45 @@ class Paid:
         }  # fmt: skip
 
 
-def _paid(session: Session, job: Job) -> Paid:
-    """The row that paid for a job, if it did pay for what the job did, and for good."""
-    rows = select(Entry).where(Entry.account_id == job.account_id).order_by(Entry.number)
+def _all_paid(session: Session, job: Job) -> list[Paid]:
+    """What every owner paid, the job's own account first: of a relay, all jobs that it goes on from count."""
+    by_account: dict[uuid.UUID, list[Job]] = {}
+    last: Job | None = job
+    while last is not None:
+        by_account.setdefault(last.account_id, []).append(last)
+        last = session.get_one(Job, last.after_id) if last.after_id else None
+    return [_paid(session, jobs) for jobs in by_account.values()]
+
+
+def _paid(session: Session, jobs: list[Job]) -> Paid:
+    """The rows that paid for jobs of one account, if they did pay for what these did, and for good."""
+    account = session.get_one(Account, jobs[0].account_id)
+    rows = select(Entry).where(Entry.account_id == account.id).order_by(Entry.number)
     entries = list(session.scalars(rows.where(Entry.kind != "grant")))
-    mine = {entry.kind: entry for entry in entries if entry.job_id == job.id}
-    if job.state != "trained" or set(mine) != {"reserve", "settle"}:
-        raise Failure(Fault.NOT_SETTLED)
-    account, entry = session.get_one(Account, job.account_id), mine["reserve"]
-    event = from_dict(entry.event)
-    if from_dict(job.event) != event or price(event, account) > entry.cost:
-        raise Failure(Fault.ACCOUNTING_MISMATCH)
-    void = {each.job_id for each in entries if each.kind == "void"}
+    reserves = []
+    for job in jobs:
+        mine = {entry.kind: entry for entry in entries if entry.job_id == job.id}
+        if job.state != "trained" or set(mine) != {"reserve", "settle"}:
+            raise Failure(Fault.NOT_SETTLED)
+        entry = mine["reserve"]
+        if (
+            from_dict(job.event) != from_dict(entry.event)
+            or price(from_dict(entry.event), account) > entry.cost
+        ):
+            raise Failure(Fault.ACCOUNTING_MISMATCH)
+        reserves.append(entry)
+    reserves.sort(key=lambda each: each.number)
+    last, paid_for = reserves[-1], tuple(from_dict(each.event) for each in reserves)
+    others = {each.job_id for each in entries if each.kind == "void"} | {each.job_id for each in reserves}
     before = tuple(
         from_dict(each.event)
         for each in entries
-        if each.kind == "reserve" and each.number < entry.number and each.job_id not in void
+        if each.kind == "reserve" and each.number < last.number and each.job_id not in others
     )
-    return Paid(account=account, entry=entry, event=event, before=before)
+    return Paid(
+        account=account, entry=last, cost=sum(each.cost for each in reserves), before=before,
+        event=paid_for[0] if len(paid_for) == 1 else Composition(events=paid_for),
+    )  # fmt: skip
 
 
 def _approvals(session: Session, row: Release) -> list[dict[str, str]]:

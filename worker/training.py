@@ -29,13 +29,15 @@ from core.ledger import price
 from core.schema import ImageSchema, Schema, TableSchema
 from core.stores.private import PrivateStore
 from core.stores.vault import Vault
-from core.tables import Account, Dataset
+from core.tables import Account, Dataset, Job
 from privacy.plans import Plan, plan_from_dict
 from privacy.problems import Problem as PrivacyProblem
 from worker import plot
 from worker.claims import LEASE, MOST_ATTEMPTS, Claim, Fenced, claim
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from worker.records import Records
     from worker.trainers import Training
 
@@ -125,10 +127,13 @@ class Trainer:
             self._follow(held, training, pulse)
             self.point("followed")
             synthesizer = training.synthesizer()
+            handed_on = _saved(training.handed_on()) if job.shared else None
         self.point("synthesizer")
         files = synthesizer.to_files()
         digest = hashlib.sha256(b"".join(hashlib.sha256(files[name]).digest() for name in sorted(files)))
         key = self.vault.put_synthesizer(job.id, held.fence, files)
+        if handed_on is not None:
+            self.vault.put_handed_on(key, handed_on)
         self.point("stored")
         held.trained(synthesizer_key=key, synthesizer_sha256=digest.digest(), steps=job.steps)
         self.point("settled")
@@ -180,6 +185,10 @@ class Trainer:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         training: Training = TRAINERS[plan.kind](plan, records, rng=SecureRng(), device=device, **more)
         self.point("built")
+        if held.job.checkpoint is None and held.job.after_id is not None:
+            with Session(self.engine) as session:
+                before = session.get_one(Job, held.job.after_id).synthesizer_key or ""
+            training.take_over(load(self.vault.get_handed_on(before)))
         if held.job.checkpoint is not None:
             training.restore(load(self.vault.get_checkpoint(held.job.id, held.job.checkpoint)))
             self.point("restored")
@@ -220,10 +229,8 @@ class Trainer:
         self.point("diagnostics")
 
     def _save(self, held: Claim, training: "Training", diagnostics: "Diagnostics") -> None:
-        from safetensors.torch import save
-
         self.point("before checkpoint")
-        self.vault.put_checkpoint(held.job.id, held.fence, save(training.checkpoint()))
+        self.vault.put_checkpoint(held.job.id, held.fence, _saved(training.checkpoint()))
         self._diagnose(held, diagnostics)
         self.point("after checkpoint")
         held.checkpointed()
@@ -234,6 +241,12 @@ class Trainer:
         files = diagnostics.files()
         self.vault.put_diagnostics(held.job.id, held.fence, files)
         held.diagnosed(lines=files["jsonl"].decode(), picture=files["svg"].decode())
+
+
+def _saved(tensors: "dict[str, Tensor]") -> bytes:
+    from safetensors.torch import save
+
+    return save(tensors)
 
 
 class Diagnostics:

@@ -44,7 +44,7 @@ CREATE TRIGGER classifiers_have_no_samples BEFORE INSERT ON releases
     FOR EACH ROW EXECUTE FUNCTION classifiers_have_no_samples();
 CREATE FUNCTION sources_stay() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    RAISE EXCEPTION 'what is public, and what is learned from, stays as it is'
+    RAISE EXCEPTION 'what is public, and what a job builds on, stays as it is'
         USING ERRCODE = 'restrict_violation';
 END $$;
 CREATE TRIGGER public_stays BEFORE UPDATE ON datasets FOR EACH ROW

@@ -13,6 +13,7 @@ from core.people import Role
 from core.tables import Account, Dataset, Diagnosis, Entry, Job
 from core.witness import require_level
 from privacy.events import Event, from_dict
+from privacy.plans import plan_from_dict
 from privacy.plans.base import trainable
 from service.auth import Who
 from service.datasets.actions import find as find_dataset
@@ -93,12 +94,40 @@ def _source(session: Session, who: Who, dataset: Dataset, body: NewJob) -> uuid.
     return source.id
 
 
+class UnfitRelay(Problem):
+    status, slug, title = 422, "unfit-relay", "This job cannot hand on or go on from a generator"
+
+
+def _after(session: Session, dataset: Dataset, body: NewJob) -> uuid.UUID | None:
+    """The job whose generator is gone on from. Its owner agreed and it fits: nothing is charged in vain."""
+    if body.after is None and not body.shared:
+        return None
+    recipe = plan_from_dict(body.plan.model_dump()).to_dict().get("recipe")
+    if body.plan.kind != "gswgan" or recipe is None:
+        raise UnfitRelay("Generators are handed on between gswgan plans that name their recipe.")
+    if body.after is None:
+        return None
+    before = session.scalars(select(Job).where(Job.id == body.after, Job.shared)).one_or_none()
+    if before is None:
+        raise NotFound("No shared job has this id; its owner starts it with `shared`.")
+    if before.state != "trained":
+        raise WrongState("The job to go on from has not ended well; wait for it.", state=before.state)
+    if (
+        session.get_one(Dataset, before.dataset_id).schema != dataset.schema
+        or before.plan["recipe"] != recipe
+    ):
+        raise UnfitRelay("It learned from images of another shape, of other classes, or by another recipe.")
+    return before.id
+
+
 @dataclass(frozen=True, kw_only=True)
 class Offer:
     """What a job would do, and what that costs; its records are there, or were a moment ago."""
 
     dataset: Dataset
     source: uuid.UUID | None
+    after: uuid.UUID | None
+    shared: bool
     account: Account
     priced: pricing.Priced
 
@@ -106,9 +135,11 @@ class Offer:
 def offer(session: Session, who: Who, body: NewJob) -> Offer:
     """All that needs no lock: the dataset is there and ready, the plan is calibrated and priced."""
     dataset = _trainable(ready(find_dataset(session, who, body.dataset)))
-    source, account = _source(session, who, dataset, body), _account(session, dataset)
+    builds_on = {"source": _source(session, who, dataset, body), "after": _after(session, dataset, body)}
+    account = _account(session, dataset)
     _let_go(session)
-    return Offer(dataset=dataset, source=source, account=account, priced=pricing.priced(account, body))
+    priced = pricing.priced(account, body)
+    return Offer(dataset=dataset, account=account, priced=priced, shared=body.shared, **builds_on)
 
 
 def start(session: Session, who: Who, made: Offer) -> Job:
@@ -138,7 +169,8 @@ def start(session: Session, who: Who, made: Offer) -> Job:
         refused.fields["largest_epsilon"] = pricing.largest_epsilon(account, offer.plan, left)
         raise
     job = Job(
-        id=id, dataset_id=dataset.id, source_id=made.source, account_id=account.id, owner_id=who.id,
+        id=id, dataset_id=dataset.id, source_id=made.source, after_id=made.after, shared=made.shared,
+        account_id=account.id, owner_id=who.id,
         plan=offer.plan.to_dict(), event=offer.event.to_dict(), cost=cost, readings=readings,
         state="queued", step=0, steps=offer.plan.progress_steps, created_at=datetime.now(UTC),
     )  # fmt: skip

@@ -66,6 +66,14 @@ class NewJob(NewQuote):
     source: uuid.UUID | None = Field(
         default=None, description="For an `adapt` plan: a public dataset with labels, of the same shape."
     )
+    shared: bool = Field(
+        default=False,
+        strict=True,
+        description="For a `gswgan` plan: any curator may go on from its generator and release the result.",
+    )
+    after: uuid.UUID | None = Field(
+        default=None, description="For a `gswgan` plan: the shared job whose generator it goes on from."
+    )
 
 
 class Readings(View):
@@ -121,6 +129,8 @@ class JobView(View):
     id: uuid.UUID
     dataset: uuid.UUID
     source: uuid.UUID | None
+    after: uuid.UUID | None
+    shared: bool
     account: uuid.UUID
     plan: dict[str, Any]
     event: dict[str, Any]
@@ -136,7 +146,8 @@ class JobView(View):
     @classmethod
     def of(cls, row: Job) -> "JobView":
         return cls(
-            id=row.id, dataset=row.dataset_id, source=row.source_id, account=row.account_id, plan=row.plan,
+            id=row.id, dataset=row.dataset_id, source=row.source_id, after=row.after_id,
+            shared=row.shared, account=row.account_id, plan=row.plan,
             event=row.event, cost=row.cost, epsilon=Readings.model_validate(row.readings), state=row.state,
             fault=row.fault,
             progress=Progress(step=row.step, steps=row.steps, started_at=row.started_at, eta=_eta(row)),

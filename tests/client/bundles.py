@@ -38,7 +38,7 @@ PRIVACY = {
     "unit": "one record", "relation": "add_remove", "delta": DELTA, "event": EVENT.to_dict(),
     "cost": cost(EVENT, order=8, relation=RELATION), "epsilon": EPSILON, "total_after": EPSILON,
     "account": {"id": "a", "epsilon": 8.0, "delta": DELTA, "order": 8},
-    "entry": {"number": 2, "digest": "00"}, "head": {"number": 3, "digest": "11"},
+    "entry": {"number": 2, "digest": "00"}, "head": {"number": 3, "digest": "11"}, "others": [],
 }  # fmt: skip
 
 

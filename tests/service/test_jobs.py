@@ -230,6 +230,56 @@ def test_a_classifier_is_drafted_without_samples(house):
     assert slug(house.curator.get(f"/v1/releases/{told['id']}/preview")) == (404, "not-found")
 
 
+# -- relays
+
+RELAY = {"kind": "gswgan", "parts": 10, "panel": 10, "images": 4, "steps": 5, "recipe": "fast-cpu"}
+
+
+def test_owners_take_turns_until_one_has_no_budget_left(house):
+    one, other = house.ready(house.curator), house.ready(house.curator2)
+    turns = [(house.curator, one, 9.0), (house.curator2, other, 1.0), (house.curator, one, 9.0)]
+    before, told = None, []
+    for who, dataset, eps in turns:
+        body = {"plan": RELAY, "target": {"epsilon": eps}, "shared": True, "after": before}
+        answer = house.job(who, dataset["id"], **body)
+        told.append(answer.json())
+        if answer.status_code == 202:
+            before = house.finish(told[-1]["id"])
+    assert [each.get("state") for each in told[:2]] == ["queued", "queued"]
+    assert (told[1]["after"], told[1]["shared"]) == (told[0]["id"], True)
+    assert (told[0]["account"], told[1]["account"]) == (one["account"], other["account"])
+    # The first owner has nothing left for another turn; the second goes on without.
+    assert told[2]["type"].endswith("budget-exceeded")
+    again = house.job(house.curator2, other["id"], plan=RELAY, shared=True, after=before)
+    assert (again.status_code, again.json()["after"]) == (202, told[1]["id"])
+    paid = [house.balance(dataset["account"])["settled"] for dataset in (one, other)]
+    assert paid == [told[0]["cost"], told[1]["cost"]]
+
+
+def test_only_what_fits_and_was_shared_is_gone_on_from(house):
+    who, dataset = house.curator2, house.ready(house.curator2)
+    mine = house.ready(house.curator)
+    kept = house.trained(house.curator, mine["id"], plan=RELAY)
+    shared = house.trained(house.curator, mine["id"], plan=RELAY, shared=True)
+    waiting = house.job(house.curator, mine["id"], plan=RELAY, shared=True).json()["id"]
+    wider = house.ready(
+        who, schema={"kind": "image", "height": 8, "width": 9, "classes": ["clear", "shadow"]}
+    )
+    before = house.balance(dataset["account"])
+    for body, expected in [
+        ({"after": kept}, (404, "not-found")),
+        ({"after": str(uuid.uuid4())}, (404, "not-found")),
+        ({"after": waiting}, (409, "wrong-state")),
+        ({"after": shared, "plan": RELAY | {"recipe": "paper"}}, (422, "unfit-relay")),
+        ({"after": shared, "plan": RELAY | {"recipe": None}}, (422, "unfit-relay")),
+        ({"after": shared, "plan": PLAN}, (422, "unfit-relay")),
+        ({"shared": True, "plan": PLAN}, (422, "unfit-relay")),
+        ({"after": shared, "dataset": wider["id"]}, (422, "unfit-relay")),
+    ]:
+        assert slug(house.job(who, **{"dataset": dataset["id"], "plan": RELAY} | body)) == expected, body
+    assert house.balance(dataset["account"]) == before
+
+
 def test_cancelling_before_records_are_opened_gives_back_exactly(house):
     dataset = house.ready(house.curator)
     before = house.balance(dataset["account"])

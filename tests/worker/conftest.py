@@ -34,6 +34,13 @@ ADAPT = {
     "kind": "adapt", "records": 200, "batch": 20, "directions": 4, "dim": 6, "steps": 5,
     "recipe": {"features": 4, "source_steps": 3},
 }  # fmt: skip
+GSWGAN = {
+    "kind": "gswgan", "parts": 4, "panel": 4, "images": 4, "steps": 3,
+    "recipe": {
+        "frequencies": 4, "discriminator_features": 4, "generator_features": 8, "latent": 4,
+        "first_steps": 2, "part_batch": 4,
+    },
+}  # fmt: skip
 
 
 def upload(*, labelled=True):

@@ -37,7 +37,7 @@ PAID = {
     ).to_dict(),
     "epsilon": READ, "total_after": {"renyi": 2.5, "pld": 2.25},
     "account": {"id": "a", "epsilon": 8.0, "delta": 1e-5, "order": 8},
-    "entry": {"number": 2, "digest": "00"}, "head": {"number": 3, "digest": "11"},
+    "entry": {"number": 2, "digest": "00"}, "head": {"number": 3, "digest": "11"}, "others": [],
 }  # fmt: skip
 FACTS = Facts(
     release="11111111-2222-3333-4444-555555555555", name="Digits [x](y)", note="First\n# second <script>",

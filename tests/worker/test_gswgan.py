@@ -397,6 +397,8 @@ def test_records_reach_the_generator_through_noised_sums_alone(name, rows, clipp
     other, second, said_too = run_on(rows, first.released)
     assert said == said_too
     assert one.synthesizer().to_files() == other.synthesizer().to_files()
+    handed, handed_too = one.handed_on(), other.handed_on()
+    assert all(torch.equal(handed[key], handed_too[key]) for key in handed)
     index = {"added": 50}.get(name, 49)
     part = one.sampling.part_of(51)[index]
     kept, kept_too = one.checkpoint(), other.checkpoint()
@@ -412,6 +414,34 @@ def test_records_reach_the_generator_through_noised_sums_alone(name, rows, clipp
     assert max(gaps) > 0
     # The record's own panel answers in every second step; in the others it has no say.
     assert all(gap == 0 for step, gap in enumerate(gaps) if part not in one.sampling.turn(step))
+
+
+def test_what_is_handed_on_is_the_generator_and_nothing_of_a_part():
+    first, second = training(seed=1), training(seed=2)
+    list(first.steps())
+    handed = first.handed_on()
+    assert {name.split(".")[0] for name in handed} == {"generator", "average", "generator_optimizer"}
+    kept = second.discriminators.clone()
+    second.take_over(handed)
+    again = second.handed_on()
+    assert all(torch.equal(handed[name], again[name]) for name in handed)
+    assert torch.equal(second.discriminators, kept)
+    assert second.sampling.key != first.sampling.key
+    list(second.steps())
+    assert second.synthesizer().to_files() != first.synthesizer().to_files()
+
+
+@pytest.mark.parametrize("change", ["less", "more", "another shape"])
+def test_what_does_not_fit_is_not_taken_over(change):
+    handed = training().handed_on()
+    name = next(name for name in handed if handed[name].ndim == 2)
+    if change == "less":
+        del handed[name]
+    else:
+        handed |= {"more": torch.zeros(1)} if change == "more" else {name: handed[name].T[:1]}
+    with pytest.raises(Failure) as failure:
+        training().take_over(handed)
+    assert failure.value.fault is Fault.SCHEMA_MISMATCH
 
 
 def test_one_record_can_move_a_sum_about_as_far_as_is_paid_for():

@@ -13,10 +13,11 @@ from xml.etree import ElementTree
 import psutil
 import psycopg
 import pytest
+from safetensors.torch import load
 from sqlalchemy.exc import DBAPIError
 
 from core.queue import bell, ring
-from tests.worker.conftest import ADAPT
+from tests.worker.conftest import ADAPT, GSWGAN
 from worker import sweep
 from worker.claims import Fenced, claim
 from worker.synthesizers.classifier import Classifier
@@ -78,6 +79,46 @@ def test_an_adaptation_reads_two_datasets_and_leaves_a_classifier(place, mortal)
     get = place.admin.get_object
     read = {name: get(Bucket="sluice-vault", Key=key)["Body"].read() for name, key in files.items()}
     assert Classifier.from_files(read).architecture.classes == 2  # those of the source
+
+
+def test_a_relay_hands_its_generator_from_owner_to_owner(place, mortal):
+    """Each trains on its own records under its own charge; what goes on is a function of noised sums."""
+    first = place.job(plan=GSWGAN, shared=True)
+    assert mortal.order(first) == 0
+    key = place.look(first).synthesizer_key + "handed-on.safetensors"
+    handed = load(place.admin.get_object(Bucket="sluice-vault", Key=key)["Body"].read())
+    assert {name.split(".")[0] for name in handed} == {"generator", "average", "generator_optimizer"}
+    second = place.job(plan=GSWGAN, after_id=first)
+    assert mortal.order(second, "stepped", count=2) == -signal.SIGKILL
+    row = finish(place, mortal, second)
+    assert (row.state, row.fault) == ("trained", None)
+    assert place.ledger_of(first) == place.ledger_of(second) == ["reserve", "settle"]
+    assert place.look(first).account_id != row.account_id
+    # It began where the first ended: Adam's count went on.
+    ended = load(last_checkpoint(place, mortal, first))
+    assert ended["generator_optimizer.0.step"].item() == 3 + 1
+    names = {"synthesizer.json", "synthesizer.safetensors"}  # not shared, so nothing is handed on
+    assert {name.rsplit("/", 1)[1] for name in place.vault_keys(row.synthesizer_key)} == names
+
+
+def last_checkpoint(place, mortal, before):
+    """Of a job that goes on from another, after its first step."""
+    job = place.job(plan=GSWGAN, after_id=before)
+    assert mortal.order(job, "after checkpoint", count=1) == -signal.SIGKILL
+    [key] = place.vault_keys(f"checkpoints/{job}")
+    return place.admin.get_object(Bucket="sluice-vault", Key=key)["Body"].read()
+
+
+def test_the_database_knows_what_may_be_handed_on(place):
+    own = place.job(plan=GSWGAN)  # not shared
+    waiting = place.job(plan=GSWGAN, shared=True)  # not trained
+    for before in (own, waiting):
+        with pytest.raises(DBAPIError, match="a relay goes on from a trained job that is shared"):
+            place.job(plan=GSWGAN, after_id=before)
+    with pytest.raises(DBAPIError, match="a relay"):
+        place.job(shared=True)  # of another kind
+    with pytest.raises(psycopg.errors.RestrictViolation, match="stays as it is"):
+        place.change("UPDATE jobs SET shared = true WHERE id = %s", own)
 
 
 def test_the_database_lets_nothing_private_be_a_source(place):

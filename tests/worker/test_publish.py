@@ -34,6 +34,7 @@ from core.tables import Account, Approval, Job, Person, Release, Revocations, Si
 from privacy import attest
 from privacy.accountant import epsilon
 from privacy.events import from_dict
+from tests.worker.conftest import GSWGAN
 from worker.claims import claim
 from worker.publish import make_publisher
 from worker.synthesizers.classifier import Classifier, ClassifierShape
@@ -297,6 +298,41 @@ def test_the_database_knows_which_releases_have_samples(desk):
     for changes in ({"job": adapted}, {"formats": [], "count": 0}):
         with pytest.raises(DBAPIError, match="has no samples"):
             desk.release(**changes)
+
+
+def test_a_relay_states_what_every_owner_paid(desk):
+    """Two owners, three jobs: the first owner's two count together."""
+    datasets = desk.place.dataset(), desk.place.dataset()
+    before, jobs = None, []
+    for owner in (0, 1, 0):
+        job = desk.place.job(datasets[owner], plan=GSWGAN, shared=True, after_id=before)
+        before = desk.job(job=job)
+        jobs.append(desk.place.look(job))
+    release = desk.published(job=jobs[-1].id)
+    checked = desk.checked(release)
+    own, [other] = checked.privacy, checked.privacy["others"]
+    assert own["account"]["id"] == str(datasets[0].account_id)
+    assert own["event"] == {"version": 1, "kind": "composition", "events": [jobs[0].event, jobs[2].event]}
+    assert own["cost"] == jobs[0].cost + jobs[2].cost
+    assert other["account"]["id"] == str(datasets[1].account_id)
+    assert (other["event"], other["cost"]) == (jobs[1].event, jobs[1].cost)
+    for said, events in ((own, (jobs[0].event, jobs[2].event)), (other, (jobs[1].event,))):
+        read = {"delta": 1e-5, "relation": "add_remove", "accountant": "renyi"}
+        again = epsilon([from_dict(event) for event in events], **read).epsilon
+        assert said["epsilon"]["renyi"] == said["total_after"]["renyi"] == again
+    assert own["epsilon"]["renyi"] > 1.2 * other["epsilon"]["renyi"]
+    card = desk.public(release)["README.md"].decode()
+    assert f"epsilon at most {min(own['epsilon'].values()):.4g}" in card
+    assert f"| Rényi, owner 2 | {other['epsilon']['renyi']:.6g} |" in card
+
+
+def test_a_relay_with_an_unpaid_leg_is_not_published(desk):
+    first = desk.job(job=desk.place.job(plan=GSWGAN, shared=True))
+    last = desk.job(job=desk.place.job(plan=GSWGAN, after_id=first))
+    desk.unguarded("DELETE FROM entries WHERE job_id = %s AND kind = 'settle'", first)
+    release = desk.release(job=last)
+    desk.publisher.run(release)
+    assert (desk.look(release).state, desk.look(release).fault) == ("failed", "not-settled")
 
 
 def test_privacy_json_follows_from_the_ledger(desk):

@@ -68,9 +68,11 @@ def build(
     directory: Path, facts: Facts, files: Mapping[str, bytes], *, drawn: Callable[[int], None]
 ) -> Bundle:
     """Writes the whole bundle into an empty directory; `drawn` hears how many samples are made so far."""
-    if {name: set(v) if SHAPE.get(name) else None for name, v in facts.privacy.items()} != SHAPE:
-        raise Failure(Fault.UNFIT_SYNTHESIZER)
-    from_dict(facts.privacy["event"])  # exactly the fields of an event
+    own = {name: each for name, each in facts.privacy.items() if name != "others"}
+    for cost in (own, *facts.privacy["others"]):
+        if {name: set(v) if SHAPE.get(name) else None for name, v in cost.items()} != SHAPE:
+            raise Failure(Fault.UNFIT_SYNTHESIZER)
+        from_dict(cost["event"])  # exactly the fields of an event
     small = {
         **files,
         PRIVACY: _json(facts.privacy),

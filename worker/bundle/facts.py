@@ -74,7 +74,11 @@ def croissant(facts: Facts, data: Mapping[str, Mapping[str, Any]]) -> dict[str, 
 
 def _summary(facts: Facts) -> str:
     privacy, schema = facts.privacy, facts.schema
-    best = min(value for value in privacy["epsilon"].values() if value is not None)
+    best = max(
+        min(value for value in each["epsilon"].values() if value is not None)
+        for each in (privacy, *privacy["others"])
+    )
+    most = "at most " if privacy["others"] else ""
     size, kinds = f"{schema.height} x {schema.width} x {schema.channels}", len(schema.classes)
     held = (
         f"{facts.count} synthetic images of {size} in {kinds} classes, drawn from a generator trained"
@@ -82,8 +86,8 @@ def _summary(facts: Facts) -> str:
         else f"A classifier of images of {size} into {kinds} classes, learned from public images and adapted"
     )
     return (
-        f"{held} under differential privacy: epsilon {best:.4g} at delta {privacy['delta']:g}, neighbouring "
-        f"relation {privacy['relation']}, unit {privacy['unit']}."
+        f"{held} under differential privacy: epsilon {most}{best:.4g} at delta {privacy['delta']:g}, "
+        f"neighbouring relation {privacy['relation']}, unit {privacy['unit']}."
     )
 
 
@@ -93,10 +97,11 @@ def card(facts: Facts) -> str:
     note = "".join(f"> {_inert(line)}\n" for line in facts.note.splitlines())
     said = {"renyi": "Rényi", "pld": "PLD"}
     readings = "".join(
-        f"| {name} | {value if value is None else format(value, '.6g')} | "
-        f"{privacy['total_after'][each] and format(privacy['total_after'][each], '.6g')} |\n"
+        f"| {name}{whose} | {value if value is None else format(value, '.6g')} | "
+        f"{cost['total_after'][each] and format(cost['total_after'][each], '.6g')} |\n"
+        for whose, cost in _by_owner(privacy)
         for each, name in said.items()
-        for value in [privacy["epsilon"][each]]
+        for value in [cost["epsilon"][each]]
     )
     if facts.formats:
         held = "".join(f"- `{DATA[each]}`\n" for each in facts.formats) + (
@@ -138,6 +143,13 @@ Licence: {_inert(facts.licence)}. Reviewed by {people}.
 
 `sha256sum -c SHA256SUMS` checks the files, `sluice verify` the signed statement in `attestation.json` too.
 """
+
+
+def _by_owner(privacy: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """What each owner's people paid: one, but for a relay."""
+    if not privacy["others"]:
+        return [("", privacy)]
+    return [(f", owner {i}", each) for i, each in enumerate((privacy, *privacy["others"]), 1)]
 
 
 def _inert(text: str) -> str:

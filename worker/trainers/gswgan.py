@@ -300,6 +300,25 @@ class GSWGANTraining:
             },
         }
 
+    def handed_on(self) -> dict[str, Tensor]:
+        """What the next owner's training goes on from: computed from noised sums, and nothing of a part."""
+        return {
+            f"{name}.{key}": value.detach().clone().contiguous()
+            for name, part in self._parts().items()
+            if name != "discriminator"
+            for key, value in part.items()
+        }
+
+    def take_over(self, tensors: Mapping[str, Tensor]) -> None:
+        """Goes on from the generator of another training, on records of its own."""
+        mine = {f"{name}.{key}": value for name, part in self._parts().items() for key, value in part.items()}
+        mine.pop("discriminator.weights")
+        if {name: value.shape for name, value in mine.items()} != {n: v.shape for n, v in tensors.items()}:
+            raise Failure(Fault.SCHEMA_MISMATCH)
+        with torch.no_grad():
+            for name, value in mine.items():
+                value.copy_(tensors[name])
+
     def diagnostics(self) -> dict[str, float]:
         return {name: value for name, value in self.last.items() if math.isfinite(value)}
 
