@@ -2,8 +2,8 @@
 
     python -m bench.relay --owners 4 --rounds 2 --epsilon 10
 
-Each owner has an equal share of MNIST and pays epsilon for all of its turns together. The same trainer and the
-same number of steps in all; classifiers that saw synthetic images only are asked about real ones.
+Each owner has an equal share of MNIST and pays epsilon for all of its turns together. Trainer and
+number of steps in all are the same; classifiers that saw synthetic images only are asked about real ones.
 """
 
 import argparse
