@@ -266,6 +266,12 @@ def test_an_epsilon_that_does_not_follow_from_the_event_is_refused(changes):
         Bundle(privacy=PAID | changes).check()
 
 
+def test_what_another_owner_paid_follows_from_its_event_too():
+    assert Bundle(privacy=PAID | {"others": [PAID, PAID]}).check()
+    with pytest.raises(EpsilonNotReproduced):
+        Bundle(privacy=PAID | {"others": [PAID, PAID | {"event": CHEAPER.to_dict()}]}).check()
+
+
 def entry(bundle, release="r1"):
     return {"release": release, "bundle": bundle, "at": "then", "reason": "wrong data"}
 
