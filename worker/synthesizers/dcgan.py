@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from worker.patches import Size, doubled, half, halving_kernel
+from worker.patches import Size, doubled, enlarged, half, halving_kernel
 from worker.synthesizers.architecture import Architecture, UnfitSynthesizer
 
 SLOPE = 0.2
@@ -40,8 +40,8 @@ def halvings(height: int, width: int) -> list[Size]:
 class Generator(nn.Module):
     """Images in [-1, 1] from latents and labels: the generator of "Private GANs, Revisited" at any size.
 
-    The layers are transposed convolutions, computed as products with their weights whose pieces are then laid
-    over each other.
+    The layers are transposed convolutions, computed as products of matrices. The last makes so few channels
+    that it is one product with all of its weights, whose pieces are then laid over each other.
     """
 
     def __init__(self, shape: DCGAN) -> None:
@@ -60,9 +60,11 @@ class Generator(nn.Module):
     def forward(self, latents: Tensor, labels: Tensor) -> Tensor:
         seeds = (latents @ pieces(self.seed)).unflatten(1, (*self.start, -1)) + self.seed.bias
         marks = pieces(self.label)[labels].unflatten(1, (*self.start, -1)) + self.label.bias
-        x = torch.cat([seeds, marks], 3)
-        for layer, size in zip(self.body, self.sizes, strict=True):
-            x = doubled(F.leaky_relu(x.flatten(1, 2), SLOPE) @ pieces(layer), size) + layer.bias
+        x = F.leaky_relu(torch.cat([seeds, marks], 3), SLOPE).permute(1, 2, 0, 3)
+        *layers, last = self.body
+        for layer, size in zip(layers, self.sizes, strict=False):
+            x = enlarged(x, layer.weight, layer.bias, size, slope=SLOPE)
+        x = doubled((x @ pieces(last)).permute(2, 0, 1, 3).flatten(1, 2), self.sizes[-1]) + last.bias
         return torch.tanh(x).permute(0, 3, 1, 2)
 
 
