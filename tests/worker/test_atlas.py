@@ -18,9 +18,10 @@ from privacy.relation import Relation
 from tests.fakes import ImageRows, SeededRng
 from worker.mechanisms.noise import SecureRng
 from worker.synthesizers.architecture import UnfitSynthesizer
-from worker.synthesizers.atlas import Atlas, AtlasNetwork, Cosines, Poses
+from worker.synthesizers.atlas import UNIT, Atlas, AtlasNetwork, Cosines, Poses, each, on_grid
 from worker.synthesizers.image import ImageSynthesizer
-from worker.trainers.atlas import AtlasTraining, packed, shrunk, unpacked
+from worker.trainers import atlas
+from worker.trainers.atlas import STEP, AtlasTraining, clipped, lengths, packed, shrunk, unpacked
 
 # With edges that are never too bright, so that random images are set upright too.
 SMALL = AtlasRecipe(frequencies=5, axes=4, edge=10.0)
@@ -114,10 +115,8 @@ def test_one_record_adds_no_more_than_one(step):
     stage = run.noise.stage(step)
     run.records = hostile()
     for record in range(40):
-        [part] = run.seen(np.array([record]), first=stage == "poses")
-        total = torch.zeros(run.noise.stages[stage].size, dtype=torch.float64)
-        getattr(run, f"add_{stage}")(total, part)
-        assert total.norm() <= 1 + 1e-6
+        total = run.total(stage, np.array([record])) * run.weights[stage]
+        assert total.norm() <= 1 + 1e-14
         assert total.norm() > 0
 
 
@@ -182,6 +181,194 @@ def test_records_reach_it_through_noised_sums_alone(name):
     gaps = [(a - b).norm().item() for a, b in zip(first.totals, second.totals, strict=True)]
     assert all(gap <= times * one.plan.bound(stage) for gap, stage in zip(gaps, stages, strict=True))
     assert all(gap > 0 for gap in gaps)
+
+
+# Nobody beside it changes what a record adds, not in the last bit
+
+
+class Digits(Rows):
+    schema = ImageSchema(height=28, width=28, channels=1, classes=("a", "b", "c"))
+
+
+def awkward(kind: type[Rows]) -> Rows:
+    """Plain records, flat ones, extremes, dots, one that is no number, and one that is there often."""
+    shape = (kind.schema.channels, kind.schema.height, kind.schema.width)
+    random = Rows.random(70, shape)
+    images, labels = random.images, random.labels
+    images[1:7] = torch.tensor([-1.0, 1.0, 0.0, 1e-7, 1e30, -1e-30])[:, None, None, None]
+    images[7:12] = images[7:12].sign()
+    images[12:17] = -1.0
+    images[12:17, :, 3, [0, 2, 4, 6, 7]] = 1.0
+    images[17] *= 1e30
+    images[18, 0, 0, 0] = math.nan
+    images[19], labels[19] = images[20], 99
+    # As good as the same, so that all of them lie between two charts if one does.
+    images[40:], labels[40:] = images[40], labels[40]
+    images[45:, 0, 2, 2] += torch.linspace(-1e-4, 1e-4, 25)
+    return kind(images, labels)
+
+
+def lay_between(run: AtlasTraining, record: int) -> None:
+    """Moves the first two charts of a record's class to either side of it, equally far."""
+    [part] = run.seen(np.array([record]), first=False)
+    [place], label = run.places(part) * run.chart_reach, part.labels
+    aside = 0.3 * run.chart_reach * torch.linspace(-1, 1, run.axes).double()
+    run.known["centres"][label, :2] = torch.stack([place + aside, place - aside])
+
+
+def before(step: int, kind: type[Rows], **changes: object) -> tuple[AtlasTraining, str]:
+    """A training on awkward records that is about to take a step, and the stage of it."""
+    recipe = SMALL if kind is Rows else AtlasRecipe(edge=10.0)
+    run = training(awkward(kind), rng=SeededRng(step), recipe=recipe, **changes)
+    steps = run.steps()
+    for _ in range(step - 1):
+        next(steps)
+    return run, run.noise.stage(step)
+
+
+@pytest.mark.parametrize("kind", [Rows, Digits])
+@pytest.mark.parametrize("noise", [0.1, 1e4])
+@pytest.mark.parametrize("step", range(1, 7))
+def test_what_a_record_adds_is_its_own_to_the_last_bit(step, noise, kind, monkeypatch):
+    """In parts of any size, at any place of them, and whoever is missing."""
+    run, stage = before(step, kind, noise_multiplier=noise, charts=3)
+    laid = stage in ("centres", "shapes")
+    if laid:
+        lay_between(run, 40)
+
+    def seen(order: np.ndarray) -> list[Tensor]:
+        """All that is made of records on the way to what they add."""
+        found = []
+        for part in run.seen(order, first=stage == "poses"):
+            rows = [part.vectors, part.labels]
+            if stage == "spread":
+                rows.append(clipped(run.apart(part) / run.known["reach"]))
+            if laid:
+                places = run.places(part)
+                rows += [places, run.chart_of(places, part.labels), clipped(places)]
+            found.append(rows)
+        return [torch.cat(rows) for rows in zip(*found, strict=True)]
+
+    everyone = np.delete(np.arange(70), 18)
+    monkeypatch.setattr(atlas, "MANY", 1)
+    alone, made = torch.stack([run.total(stage, np.array([one])) for one in range(70)]), seen(everyone)
+    assert (alone[18] == 0).all()
+    assert all((alone[one] != 0).any() for one in everyone)
+    whole = (alone / STEP**2).long()
+    assert torch.equal(whole.double() * STEP**2, alone)
+    shuffled = np.random.default_rng(1).permutation(70)
+    for many in (2, 7, 17, 64, 70):
+        monkeypatch.setattr(atlas, "MANY", many)
+        for order in (
+            np.arange(70),
+            np.arange(1, 70),
+            np.arange(33, 70),
+            np.arange(70)[::-1].copy(),
+            shuffled,
+        ):
+            # Whole numbers of 64 bits: no rounding that could hide a difference.
+            assert torch.equal((run.total(stage, order) / STEP**2).long(), whole[order].sum(0))
+            kept = torch.from_numpy(np.searchsorted(everyone, order[order != 18]))
+            assert all(torch.equal(new, old[kept]) for new, old in zip(seen(order), made, strict=True))
+
+
+@pytest.mark.parametrize("kind", [Rows, Digits])
+def test_a_record_between_two_charts_is_counted_on_the_first(kind):
+    run, _ = before(4, kind, noise_multiplier=0.1, charts=3)
+    lay_between(run, 40)
+    [part] = run.seen(np.arange(70), first=False)
+    places = run.places(part)[39:44]  # one is no number
+    label = int(part.labels[39])
+    nearest = (places[:, None] - run.laid[label]).square().sum(2)
+    assert (nearest[:, 0] == nearest[:, 1]).all()
+    assert (nearest[:, 2] > nearest[:, 1]).all()
+    assert (run.chart_of(places, part.labels[39:44]) == label * 3).all()
+
+
+@pytest.mark.parametrize("kind", [Rows, Digits])
+def test_without_its_first_record_every_sum_is_smaller_by_what_that_one_adds(kind, monkeypatch):
+    """All others move up by one, into other parts; what was released is held the same."""
+    monkeypatch.setattr(atlas, "MANY", 16)
+    totals: list[Tensor] = []
+    plain = AtlasTraining.total
+
+    def watched(self: AtlasTraining, stage: str, everyone: np.ndarray) -> Tensor:
+        total = plain(self, stage, everyone)
+        # The other training has released the same, so that the first record would add the same there.
+        totals.extend([total, plain(self, stage, np.array([0]))])
+        return total
+
+    monkeypatch.setattr(AtlasTraining, "total", watched)
+    rows = awkward(kind)
+    recipe = SMALL if kind is Rows else AtlasRecipe(edge=10.0)
+    one = training(rows, rng=SeededRng(3), recipe=recipe, noise_multiplier=0.5)
+    first = Recorded(one)
+    list(one.steps())
+    whole, alone, totals = totals[::2], totals[1::2], []
+    other = training(
+        kind(rows.images[1:], rows.labels[1:]), rng=SeededRng(3), recipe=recipe, noise_multiplier=0.5
+    )
+    Recorded(other, first.released)
+    list(other.steps())
+    assert len(whole) == 6
+    for total, part, less in zip(whole, alone, totals[::2], strict=True):
+        assert torch.equal(total - part, less)
+
+
+def test_coordinates_of_the_largest_images_are_exact():
+    """Compared with sums of whole numbers of 64 bits, of images that make sums as large as they get."""
+    slow, poses = Cosines(3, 64, 64, 64), Poses(3, 64, 64)
+    hardest = (slow.rows[::100] > 0).float().view(-1, 1, 64, 64).expand(-1, 3, 64, 64)
+    images = torch.cat([hardest, torch.ones(1, 3, 64, 64), torch.rand(5, 3, 64, 64)])
+    pixels, rows = ((on_grid(numbers) / UNIT).long() for numbers in (images, slow.rows))
+    exact = (pixels.flatten(2)[:, :, None] * rows[::50]).sum(3)
+    assert torch.equal(slow.of(images).unflatten(1, (3, -1))[..., ::50] / UNIT**2, exact.double())
+    assert exact.abs().max() < 2**53
+    down = 2 * torch.arange(64)[:, None] - 63
+    squares = (pixels.sum(1) * down * down).sum((1, 2))
+    assert torch.equal(poses.moments(images)[:, 5] * 64**2 / UNIT, squares.double())
+
+
+@pytest.mark.parametrize("noise", [0.1, 1e4])
+def test_places_are_exact_whatever_was_released(noise):
+    """Compared with sums of whole numbers, as above."""
+    run, _ = before(4, Digits, noise_multiplier=noise)
+    [part] = run.seen(np.arange(70), first=False)
+    for numbers in (part.vectors, run.apart(part)):
+        assert torch.equal(on_grid(numbers), numbers)
+    apart, directions = (
+        (on_grid(numbers) / UNIT).long()
+        for numbers in (run.apart(part), run.known["directions"][:, : run.axes])
+    )
+    exact = (apart[:, :, None] * directions).sum(1)
+    assert torch.equal(run.along(part) / UNIT**2, exact.double())
+    assert run.apart(part).norm(dim=1).max() < 2**10
+    assert exact.abs().max() < 2**53
+
+
+def test_functions_are_taken_of_one_number_at_a_time():
+    """PyTorch's own differ from these in the last bit, for some numbers."""
+    numbers = torch.rand(20_000, generator=torch.Generator().manual_seed(1)).double()
+    for function in (math.sqrt, math.log, math.exp):
+        expected = torch.tensor([function(number) for number in numbers.tolist()], dtype=torch.float64)
+        assert torch.equal(each(function, numbers), expected)
+
+
+def test_clipped_rows_are_what_plain_arithmetic_makes_of_each():
+    source = torch.Generator().manual_seed(2)
+    sizes = 10.0 ** torch.randint(-9, 9, (300, 1), generator=source)
+    rows = torch.randn(300, 137, generator=source).double() * sizes
+    rows[:5] = torch.tensor([0.0, math.nan, math.inf, 1e300, 1e-300], dtype=torch.float64)[:, None]
+    rows[5, 7] = -math.inf
+    found = clipped(rows)
+    assert found.norm(dim=1).max() <= 1 + 1e-14
+    assert (found[[0, 1, 2, 4, 5]] == 0).all()
+    for row, given in zip(found.tolist()[6:], rows.tolist()[6:], strict=True):
+        largest = max(abs(number) for number in given)
+        scaled = [round(number / largest / STEP) for number in given]
+        length = math.sqrt(sum(number * number for number in scaled)) * STEP
+        assert row == [math.trunc(number * min(largest, 1 / length)) * STEP for number in scaled]
+        assert math.dist(row, [number / max(1, math.hypot(*given)) for number in given]) < 2 * STEP * 137**0.5
 
 
 def test_every_sum_gets_the_noise_that_was_planned():
@@ -339,9 +526,9 @@ def test_images_that_fill_their_frame_are_left_as_they_are():
 def test_a_pose_is_what_brightness_says_and_moving_changes_it_as_told():
     rows, poses = bars(200), Poses(1, 16, 16)
     shown = (rows.images + 1) / 2
-    found = poses.of(shown)
+    found = poses.of(shown).float()
     moved = poses.moved(shown, found, found + torch.tensor([0.1, -0.05, 0.1, 0.1, -0.1]))
-    apart = poses.of(moved) - found
+    apart = poses.of(moved).float() - found
     assert torch.allclose(apart.mean(0), torch.tensor([0.1, -0.05, 0.1, 0.1, -0.1]), atol=0.03)
     assert torch.allclose(poses.moved(shown, found, found), shown, atol=1e-4)
     again = poses.moved(moved, poses.of(moved), found)
@@ -372,8 +559,9 @@ def test_charts_divide_a_class_of_two_kinds():
 def test_squares_keep_their_length_when_packed():
     square = torch.randn(5, 5, dtype=torch.float64)
     square = square + square.T
-    assert packed(square).norm() == pytest.approx(square.norm().item())
-    assert torch.allclose(unpacked(packed(square), 5), square)
+    vector = packed(square) * lengths(5)
+    assert vector.norm() == pytest.approx(square.norm().item())
+    assert torch.allclose(unpacked(vector, 5), square)
 
 
 def test_what_is_no_more_than_noise_is_shrunk_away():
@@ -434,7 +622,7 @@ def test_cosines_keep_lengths_and_give_slow_images_back():
     slow = Cosines(3, 9, 8, 4)
     assert torch.allclose(slow.rows @ slow.rows.T, torch.eye(len(slow.rows)), atol=1e-5)
     vectors = torch.randn(5, slow.size) * 0.2
-    assert torch.allclose(slow.of(slow.pixels(vectors)), vectors, atol=1e-4)
+    assert torch.allclose(slow.of(slow.pixels(vectors)).float(), vectors, atol=1e-4)
     every = Cosines(1, 8, 8, 64)
     images = torch.rand(4, 1, 8, 8)
-    assert torch.allclose(every.pixels(every.of(images)), images, atol=1e-5)
+    assert torch.allclose(every.pixels(every.of(images).float()), images, atol=1e-5)

@@ -1,6 +1,7 @@
 """An atlas of every class: charts to draw images from, each set upright and put back into a pose."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, Self
@@ -19,6 +20,20 @@ TYPICAL, LEAST = 0.36, 0.07
 WEIGHTS = (2.0, 2.0, 0.5, 0.6, 0.5)
 # A pose is further from that of its class in no number.
 FURTHEST = 1.5
+# Pixels and cosines are multiplied as whole numbers of this. Sums of such products stay below 2^53 for images
+# of up to 64 pixels a side: in float64 they are exact, so that no order of adding can change them.
+UNIT = 2.0**-20
+
+
+def on_grid(numbers: Tensor, unit: float = UNIT) -> Tensor:
+    """The nearest whole numbers of a unit, which is a power of two."""
+    return numbers.double().div(unit).round_().mul_(unit)
+
+
+def each(function: Callable[[float], float], numbers: Tensor) -> Tensor:
+    """One number after the other. A library that takes many at once may round each by where it stands, and
+    that goes for roots too."""
+    return numbers.cpu().clone().apply_(function).to(numbers.device)
 
 
 @cache
@@ -49,7 +64,8 @@ class Cosines:
         self.size = channels * len(self.rows)
 
     def of(self, images: Tensor) -> Tensor:
-        return (images.flatten(2) @ self.rows.to(images.device).T).flatten(1)
+        """Guarantee: the vector of an image is the same, to the last bit, whichever others are beside it."""
+        return (on_grid(images).flatten(2) @ on_grid(self.rows).to(images.device).T).flatten(1)
 
     def pixels(self, vectors: Tensor) -> Tensor:
         """What the cosines add up to, which may be darker than black and brighter than white."""
@@ -74,30 +90,46 @@ class Poses:
         """Where the pixels are, across and down."""
         _, height, width = self.shape
         down, across = (((2 * torch.arange(side) + 1) / side - 1).to(device) for side in (height, width))
-        return across[None, None, :].expand(1, height, width), down[None, :, None].expand(1, height, width)
+        return across[None, None, :], down[None, :, None]
+
+    def moments(self, images: Tensor) -> Tensor:
+        """Sums of brightness times 1, x, y, xx, xy and yy: exact, as places are whole numbers of 1 / side."""
+        _, height, width = self.shape
+        down, across = (2 * torch.arange(side).double() + 1 - side for side in (height, width))
+        x, y = (place.flatten() for place in torch.meshgrid(across, down, indexing="xy"))
+        powers = torch.stack([torch.ones_like(x), x, y, x * x, x * y, y * y], 1).to(images.device)
+        sides = [1, width, height, width * width, width * height, height * height]
+        return on_grid(images).sum(1).flatten(1) @ powers / torch.tensor(sides, device=images.device)
 
     def of(self, images: Tensor) -> Tensor:
-        """Of images from 0 to 1; one row for each."""
-        bright, (across, down) = images.mean(1), self.places(images.device)
+        """Of images from 0 to 1; one row for each.
 
-        def mean(of: Tensor) -> Tensor:
-            return (bright * of).sum((1, 2), keepdim=True) / (bright.sum((1, 2), keepdim=True) + 1e-3)
-
-        x, y = mean(across), mean(down)
-        wide, high = (mean((at - to) ** 2) + LEAST**2 for at, to in ((across, x), (down, y)))
-        slant = mean((across - x) * (down - y)) / high.sqrt()
-        wide = (wide - slant**2).clamp(min=LEAST**2 / 2).sqrt()
-        found = x, y, (wide / TYPICAL).log(), slant / TYPICAL, (high.sqrt() / TYPICAL).log()
-        return torch.cat(found, 1)[..., 0]
+        Guarantee: the pose of an image is the same, to the last bit, whichever others are beside it.
+        """
+        bright, sx, sy, sxx, sxy, syy = self.moments(images).unbind(1)
+        most = bright + 1e-3 * self.shape[0]
+        x, y = sx / most, sy / most
+        wide, high = (
+            (squares - 2 * to * sums + to * to * bright) / most + LEAST**2
+            for squares, sums, to in ((sxx, sx, x), (syy, sy, y))
+        )
+        high = each(math.sqrt, high)
+        slant = (sxy - x * sy - y * sx + x * y * bright) / most / high
+        wide = each(math.sqrt, (wide - slant * slant).clamp(min=LEAST**2 / 2))
+        wide, high = (each(math.log, size / TYPICAL) for size in (wide, high))
+        return torch.stack([x, y, wide, slant / TYPICAL, high], 1)
 
     def moved(self, images: Tensor, old: Tensor, new: Tensor) -> Tensor:
         """Images that had the old pose, in the new one. What was outside is black."""
         across, down = self.places(images.device)
+        old, new = old.to(images.dtype), new.to(images.dtype)
         x, y, wide, slant, high = (number[:, None, None] for number in new.unbind(1))
-        framed = (down - y) / high.exp()
-        across, down = (across - x - slant * framed) / wide.exp(), framed
+        framed = (down - y) / each(math.exp, high)
+        across, down = (across - x - slant * framed) / each(math.exp, wide), framed
         x, y, wide, slant, high = (number[:, None, None] for number in old.unbind(1))
-        across, down = x + wide.exp() * across + slant * down, y + high.exp() * down
+        across = x + each(math.exp, wide) * across + slant * down
+        down = (y + each(math.exp, high) * down).expand_as(across)
+        # Goes through the images one by one, so that none depends on another.
         return F.grid_sample(images, torch.stack([across, down], -1), align_corners=False)
 
 

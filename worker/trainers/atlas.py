@@ -13,20 +13,28 @@ from core.schema import ImageSchema
 from privacy.events import Composition, Query
 from privacy.plans.atlas import AtlasPlan, AtlasRecipe
 from privacy.plans.base import trainable
-from worker.mechanisms.clipping import clip_rows
 from worker.mechanisms.noise import GaussianNoise, Releases, Rng
 from worker.mechanisms.sampling import EveryRecord
-from worker.synthesizers.atlas import FURTHEST, Atlas, AtlasNetwork, Poses
+from worker.synthesizers.atlas import FURTHEST, Atlas, AtlasNetwork, Poses, each, on_grid
 from worker.synthesizers.image import ImageSynthesizer
 from worker.trainers.progress import Progress
 from worker.trainers.swd import ImageRows, fill, kept
 
 # Records held in memory at a time.
-MANY = 2048
+MANY = 512
 # What the first sum is clipped to, as a share of the longest an image can be: nothing else is known yet.
 FIRST_REACH = 0.6
 # A group is taken for no smaller than this, whatever its noisy count says.
 FEWEST = 20.0
+# What a record adds is made of whole numbers of this, and squares of its square, so that sums over up to 2^23
+# records are exact in float64: in any order, and whoever else is there.
+STEP = 2.0**-15
+# No record and no centre is taken for further away than this, in reaches of a chart, so that distances are
+# exact too.
+FAR = 16.0
+# Bounds are smaller by this share than they might be: lengths and the weights of sums are rounded in the
+# sixteenth digit.
+ROOM = 2.0**-20
 
 
 def architecture(schema: ImageSchema, plan: AtlasPlan, recipe: AtlasRecipe) -> Atlas:
@@ -109,7 +117,8 @@ class AtlasTraining:
         recipe: AtlasRecipe | None = None,
         device: str | None = None,
     ) -> None:
-        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        # Always the processor: it takes seconds, and there sums are known to be exact.
+        del device
         self.plan, self.records, self.rng = plan, records, rng
         self.recipe = recipe = recipe or plan.known_recipe
         self.shape = shape = architecture(records.schema, plan, recipe)
@@ -132,7 +141,18 @@ class AtlasTraining:
                 for stage, steps in plan.stages.items()
             }
         )
-        self.bounds = {stage: noise.inner(plan.bound(stage)) for stage, noise in self.noise.stages.items()}
+        self.bounds = {
+            stage: noise.inner(plan.bound(stage)) * (1 - ROOM) for stage, noise in self.noise.stages.items()
+        }
+        # By which sums are multiplied once they are complete, so that a record has added no more than one.
+        moments = torch.cat([torch.ones(1 + axes).double(), lengths(axes)])
+        self.weights: dict[str, Tensor | float] = {
+            "poses": 1 / math.sqrt(3),
+            "means": 1 / math.sqrt(3),
+            "spread": lengths(size),
+            "centres": 1 / math.sqrt(2),
+            "shapes": moments.repeat(groups) / math.sqrt(3),
+        }
         events = tuple(
             EveryRecord(steps=noise.steps).event(
                 query=Query.SUM, bound=plan.bound(stage), noise_stddev=noise.stddev
@@ -164,14 +184,21 @@ class AtlasTraining:
     def steps(self) -> Iterator[Progress]:
         for everyone in self.draws:
             stage = self.noise.stage(self.draws.drawn)
-            add, learn = getattr(self, f"add_{stage}"), getattr(self, f"learn_{stage}")
-            total = torch.zeros(self.noise.stages[stage].size, dtype=torch.float64)
-            for part in self.seen(everyone, first=stage == "poses"):
-                add(total, part)
-            bound = self.bounds[stage]
-            noisy = self.releases.release(total * bound) / bound
-            learn(noisy, self.plan.noise_stddev / bound)
+            total, bound = self.total(stage, everyone), self.bounds[stage]
+            noisy = self.releases.release(total * (self.weights[stage] * bound)) / bound
+            getattr(self, f"learn_{stage}")(noisy, self.plan.noise_stddev / bound)
             yield Progress(self.draws.drawn, self.plan.known_steps)
+
+    def total(self, stage: str, everyone: np.ndarray) -> Tensor:
+        """The sum over records, before its weights.
+
+        Guarantee: what a record adds is a function of that record and of what is known, and the sum is exact:
+        without one record it is smaller by what that one adds, to the last bit.
+        """
+        total = torch.zeros(self.noise.stages[stage].size, dtype=torch.float64)
+        for part in self.seen(everyone, first=stage == "poses"):
+            getattr(self, f"add_{stage}")(total, part)
+        return total
 
     def seen(self, everyone: np.ndarray, *, first: bool) -> Iterator[Seen]:
         """What the sums need of the records, a part at a time. One that is not finite adds nothing to any."""
@@ -180,24 +207,23 @@ class AtlasTraining:
             finite = images.flatten(1).isfinite().all(1)
             # A label outside the declared classes must not stop the training: stopping would tell of it.
             images, labels = images[finite].clamp(-1, 1), labels[finite].clamp(0, self.classes - 1)
-            vectors = self.coordinates((images.to(self.device) + 1) / 2, labels, first=first)
-            yield Seen(vectors.double().cpu(), labels)
+            yield Seen(self.coordinates((images + 1) / 2, labels, first=first), labels)
 
     def coordinates(self, images: Tensor, labels: Tensor, *, first: bool) -> Tensor:
         """Cosines and pose as they are and, later, of images set upright, and how far that was."""
         poses = self.poses.of(images)
         if not first:
-            usual = self.known["poses"][labels].float().to(images.device)
-            far = ((poses - usual) * self.known["posed"].item()).clamp(-FURTHEST, FURTHEST)
+            usual = self.known["poses"][labels]
+            far = ((poses - usual) * self.known["posed"]).clamp(-FURTHEST, FURTHEST)
             images, poses = self.poses.moved(images, usual + far, usual), far
-        return torch.cat([self.cosines.of(images), poses * self.poses.weights.to(images.device)], 1)
+        return on_grid(torch.cat([self.cosines.of(images), poses * self.poses.weights], 1))
 
     # Poses: how images of a class mostly stand, and whether they stand free
 
     def add_poses(self, total: Tensor, seen: Seen) -> None:
         shown, poses = (seen.vectors / self.longest).tensor_split([self.cosines.size], 1)
         ones = torch.ones(len(seen.labels), 1, dtype=torch.float64)
-        rows = torch.cat([ones, clip_rows(shown, 1.0)[0], clip_rows(poses, 1.0)[0]], 1) / math.sqrt(3)
+        rows = torch.cat([ones, clipped(shown), clipped(poses)], 1)
         total.view(self.classes, -1).index_add_(0, seen.labels, rows)
 
     def learn_poses(self, noisy: Tensor, noise: float) -> None:
@@ -215,9 +241,9 @@ class AtlasTraining:
     # Means: how many are in a class, where, and how far from nothing
 
     def add_means(self, total: Tensor, seen: Seen) -> None:
-        rows, _ = clip_rows(seen.vectors / self.longest, 1.0)
+        rows = clipped(seen.vectors / self.longest)
         ones = torch.ones(len(rows), 1, dtype=rows.dtype)
-        rows = torch.cat([ones, rows, rows.square().sum(1, keepdim=True)], 1) / math.sqrt(3)
+        rows = torch.cat([ones, rows, rows.square().sum(1, keepdim=True)], 1)
         total.view(self.classes, -1).index_add_(0, seen.labels, rows)
 
     def learn_means(self, noisy: Tensor, noise: float) -> None:
@@ -228,21 +254,26 @@ class AtlasTraining:
         squares = sums[:, -1] * self.longest**2 / counts
         around = (counts * (squares - means.square().sum(1))).sum() / counts.sum()
         reach = self.recipe.reach * around.clamp(min=(0.01 * self.longest) ** 2).sqrt()
+        # No mean of clipped vectors is longer; and what is apart from it is not too long to be exact.
+        means = means * (self.longest / means.norm(dim=1, keepdim=True)).clamp(max=1)
         self.known |= {"counts": counts, "means": means, "reach": reach}
 
     # Spread: the directions in which records differ from the mean of their class
 
+    def apart(self, seen: Seen) -> Tensor:
+        """How far records are from the mean of their class."""
+        return seen.vectors - on_grid(self.known["means"])[seen.labels]
+
     def add_spread(self, total: Tensor, seen: Seen) -> None:
-        apart = (seen.vectors - self.known["means"][seen.labels]) / self.known["reach"]
-        rows, _ = clip_rows(apart, 1.0)
+        rows = clipped(self.apart(seen) / self.known["reach"])
         total += packed(rows.T @ rows)
 
     def learn_spread(self, noisy: Tensor, noise: float) -> None:
-        each = self.known["reach"].square() / self.known["counts"].sum()
-        squares, directions = torch.linalg.eigh(unpacked(noisy, self.shape.size) * each)
+        share = self.known["reach"].square() / self.known["counts"].sum()
+        squares, directions = torch.linalg.eigh(unpacked(noisy, self.shape.size) * share)
         squares, directions = squares.flip(0), directions.flip(1)
         # Noise alone would reach up to its edge: what lies far below it is not told apart any more.
-        edge = noise * math.sqrt(2 * len(squares)) * each
+        edge = noise * math.sqrt(2 * len(squares)) * share
         least = torch.maximum(edge / 2, 1e-3 * squares[0].clamp(min=1e-6))
         squares[: self.axes] = torch.maximum(squares[: self.axes], least)
         # Beyond the axes, what is within noise is made equal: noise adds nothing on average.
@@ -265,14 +296,22 @@ class AtlasTraining:
     def chart_reach(self) -> Tensor:
         return self.recipe.reach * self.kept_spreads.square().sum().sqrt()
 
+    @property
+    def laid(self) -> Tensor:
+        """Where the centres of charts are along the axes, in reaches."""
+        return on_grid(self.known["centres"] / self.chart_reach, STEP).clamp(-FAR, FAR)
+
+    def along(self, seen: Seen) -> Tensor:
+        """Where records are along the axes, exactly: they are less than 2^10 apart from their mean."""
+        return self.apart(seen) @ on_grid(self.known["directions"][:, : self.axes])
+
     def places(self, seen: Seen) -> Tensor:
-        """Where records are along the axes."""
-        apart = seen.vectors - self.known["means"][seen.labels]
-        return apart @ self.known["directions"][:, : self.axes] / self.scales
+        """The same in reaches of a chart."""
+        return on_grid(self.along(seen) / (self.scales * self.chart_reach), STEP).clamp(-FAR, FAR)
 
     def chart_of(self, places: Tensor, labels: Tensor) -> Tensor:
-        """The nearest chart of the class, numbered through all classes."""
-        centres = self.known["centres"]
+        """The nearest chart of the class, numbered through all classes; of two as near, the first."""
+        centres = self.laid
         far = centres.square().sum(2)[labels]
         for label in range(self.classes):
             chosen = labels == label
@@ -284,8 +323,7 @@ class AtlasTraining:
     def add_centres(self, total: Tensor, seen: Seen) -> None:
         places = self.places(seen)
         charts = self.chart_of(places, seen.labels)
-        rows, _ = clip_rows(places / self.chart_reach, 1.0)
-        rows = torch.cat([torch.ones(len(rows), 1, dtype=rows.dtype), rows], 1) / math.sqrt(2)
+        rows = torch.cat([torch.ones(len(places), 1, dtype=places.dtype), clipped(places)], 1)
         total.view(-1, self.axes + 1).index_add_(0, charts, rows)
 
     def learn_centres(self, noisy: Tensor, noise: float) -> None:
@@ -298,13 +336,13 @@ class AtlasTraining:
     def add_shapes(self, total: Tensor, seen: Seen) -> None:
         places = self.places(seen)
         charts = self.chart_of(places, seen.labels)
-        rows, _ = clip_rows((places - self.known["centres"].flatten(0, 1)[charts]) / self.chart_reach, 1.0)
+        rows = clipped(places - self.laid.flatten(0, 1)[charts])
         sums = total.view(self.classes * self.charts, -1)
         for chart in charts.unique():
-            some = rows[charts == chart] / math.sqrt(3)
-            sums[chart, 0] += len(some) / math.sqrt(3)
+            some = rows[charts == chart]
+            sums[chart, 0] += len(some)
             sums[chart, 1 : self.axes + 1] += some.sum(0)
-            sums[chart, self.axes + 1 :] += packed(math.sqrt(3) * some.T @ some)
+            sums[chart, self.axes + 1 :] += packed(some.T @ some)
 
     def learn_shapes(self, noisy: Tensor, noise: float) -> None:
         noise, axes = noise * math.sqrt(3), self.axes
@@ -362,18 +400,37 @@ def pairs(size: int) -> int:
     return size * (size + 1) // 2
 
 
+def clipped(rows: Tensor) -> Tensor:
+    """Rows in whole steps, scaled down to norm one where they are longer.
+
+    Guarantee: every row is a function of what came in as that row, to the last bit, and no longer than one
+    but for rounding in the sixteenth digit. One that is not finite becomes zero.
+    """
+    largest = rows.abs().amax(1, keepdim=True)
+    rows, largest = (torch.where(largest.isfinite(), numbers, 0) for numbers in (rows, largest))
+    # In steps of the largest, squares are whole numbers and their sum is exact.
+    scaled = (rows / largest.clamp(min=torch.finfo(rows.dtype).tiny) / STEP).round_()
+    length = each(math.sqrt, scaled.square().sum(1, keepdim=True)) * STEP
+    # Towards zero, which makes no row longer.
+    return (scaled * torch.minimum(largest, 1 / length.clamp(min=1))).trunc_() * STEP
+
+
 def packed(square: Tensor) -> Tensor:
-    """The upper half of a symmetric matrix, as a vector of the same length."""
-    size = len(square)
+    """The upper half of a symmetric matrix; `lengths` make it a vector of the same length."""
+    row, column = torch.triu_indices(*square.shape)
+    return square[row, column]
+
+
+def lengths(size: int) -> Tensor:
     row, column = torch.triu_indices(size, size)
-    return square[row, column] * torch.where(row == column, 1.0, math.sqrt(2)).double()
+    return torch.where(row == column, 1.0, math.sqrt(2)).double()
 
 
 def unpacked(vectors: Tensor, size: int) -> Tensor:
-    """The symmetric matrices that were packed."""
+    """The symmetric matrices that were packed, and weighted by `lengths`."""
     row, column = torch.triu_indices(size, size)
     out = vectors.new_zeros(*vectors.shape[:-1], size, size)
-    out[..., row, column] = vectors * torch.where(row == column, 1.0, 1 / math.sqrt(2)).double()
+    out[..., row, column] = vectors / lengths(size)
     return out + out.triu(1).transpose(-1, -2)
 
 
