@@ -367,7 +367,8 @@ def test_clipped_rows_are_what_plain_arithmetic_makes_of_each():
         largest = max(abs(number) for number in given)
         scaled = [round(number / largest / STEP) for number in given]
         length = math.sqrt(sum(number * number for number in scaled)) * STEP
-        assert row == [math.trunc(number * min(largest, 1 / length)) * STEP for number in scaled]
+        longest = 1 - STEP / 2 * math.sqrt(137)
+        assert row == [round(number * min(largest, longest / length)) * STEP for number in scaled]
         assert math.dist(row, [number / max(1, math.hypot(*given)) for number in given]) < 2 * STEP * 137**0.5
 
 

@@ -411,8 +411,9 @@ def clipped(rows: Tensor) -> Tensor:
     # In steps of the largest, squares are whole numbers and their sum is exact.
     scaled = (rows / largest.clamp(min=torch.finfo(rows.dtype).tiny) / STEP).round_()
     length = each(math.sqrt, scaled.square().sum(1, keepdim=True)) * STEP
-    # Towards zero, which makes no row longer.
-    return (scaled * torch.minimum(largest, 1 / length.clamp(min=1))).trunc_() * STEP
+    # Rounding to steps makes a row longer by no more than this.
+    longest = 1 - STEP / 2 * math.sqrt(rows.shape[1])
+    return (scaled * torch.minimum(largest, longest / length.clamp(min=1))).round_() * STEP
 
 
 def packed(square: Tensor) -> Tensor:
