@@ -320,7 +320,7 @@ def test_a_file_larger_than_s3_takes_in_one_piece_is_refused(monkeypatch, tmp_pa
 
 
 def test_memory_does_not_grow_with_the_number_of_samples(monkeypatch, tmp_path):
-    """Eight thousand more images of 32 x 32 x 3 are 25 MB, and as many again as pictures."""
+    """Sixteen thousand more images of 32 x 32 x 3 are 50 MB, and as many again as pictures."""
     schema = ImageSchema(height=32, width=32, channels=3, classes=("one", "two"))
     files, facts = trained(schema).to_files(), replace(FACTS, schema=schema, formats=("npz", "parquet"))
     monkeypatch.setattr(data, "GROUP", 2)
@@ -330,5 +330,5 @@ def test_memory_does_not_grow_with_the_number_of_samples(monkeypatch, tmp_path):
 
     made_in(tmp_path / "warm", replace(facts, count=4096), files)
     before = peak()
-    made_in(tmp_path / "more", replace(facts, count=3 * 4096), files)
-    assert peak() - before < 10e6
+    made_in(tmp_path / "more", replace(facts, count=5 * 4096), files)
+    assert peak() - before < 30e6  # an allocator keeps some of what it had
