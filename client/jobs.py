@@ -258,11 +258,13 @@ def default_plan(method: str | None, dataset: "Json", given: "Json", epsilon: fl
 
 def sized(usual: "Json", records: int, schema: "Json") -> "Json":
     """Numbers that did well, for so many records of this shape."""
+    from privacy.plans.swd import row_length
+
     if "batch" in usual:
         usual["batch"] = min(usual["batch"], records)
     if "frequencies" in usual:
-        across, down = (min(schema[side], usual["frequencies"]) for side in ("width", "height"))
-        usual["dim"] = usual["directions"] = schema["channels"] * across * down + len(schema["classes"])
+        sizes = schema["height"], schema["width"], schema["channels"], len(schema["classes"])
+        usual["dim"] = usual["directions"] = row_length(*sizes, usual["frequencies"])
     return usual
 
 

@@ -81,6 +81,9 @@ class Plan:
         """Refuses numbers that cannot be trained with."""
         raise NotImplementedError
 
+    def require_fit(self, height: int, width: int, channels: int, classes: int) -> None:
+        """Refuses images that a training by this plan would refuse, before anybody pays for it."""
+
     def event(self) -> Event:
         """What this plan costs, once steps and noise are known."""
         raise NotImplementedError

@@ -97,6 +97,12 @@ class Features(StrEnum):
     WAVES = "waves"
 
 
+def row_length(height: int, width: int, channels: int, classes: int, frequencies: int | None) -> int:
+    """How many numbers a row has: an image's pixels or slowest cosines, and one for each class."""
+    down, across = (min(side, frequencies or side) for side in (height, width))
+    return channels * down * across + classes
+
+
 @dataclass(frozen=True, kw_only=True)
 class SWDPlan(Plan):
     """Each step draws `batch` of `records` rows without replacement and releases X U + V.
@@ -132,6 +138,14 @@ class SWDPlan(Plan):
         require(good, "batch is larger than records; draw at most all of them.", problem=InvalidPlan)
         good = self.geometry is Geometry.SPHERE or self.directions % self.dim == 0
         require(good, "Orthonormal blocks need directions to be a multiple of dim.", problem=InvalidPlan)
+
+    def require_fit(self, height: int, width: int, channels: int, classes: int) -> None:
+        length = row_length(height, width, channels, classes, self.frequencies)
+        require(
+            self.dim == length,
+            f"dim is {self.dim}, but rows of these images have {length} numbers; give that.",
+            problem=InvalidPlan,
+        )
 
     @property
     def known_recipe(self) -> SWDRecipe:

@@ -63,11 +63,13 @@ class NoMethod(Problem):
     status, slug, title = 422, "no-method", "No method learns from such records yet"
 
 
-def _trainable(dataset: Dataset) -> Dataset:
+def _trainable(dataset: Dataset, body: NewJob) -> Dataset:
     """A charge must not buy a training that is bound to fail."""
     schema = dataset.schema
     if schema["kind"] != "image" or not trainable(schema["height"], schema["width"]):
         raise NoMethod("What can be trained are images with sides of 8 to 64 pixels. Nothing was charged.")
+    sizes = schema["height"], schema["width"], schema["channels"], len(schema["classes"])
+    plan_from_dict(body.plan.model_dump()).require_fit(*sizes)
     return dataset
 
 
@@ -134,7 +136,7 @@ class Offer:
 
 def offer(session: Session, who: Who, body: NewJob) -> Offer:
     """All that needs no lock: the dataset is there and ready, the plan is calibrated and priced."""
-    dataset = _trainable(ready(find_dataset(session, who, body.dataset)))
+    dataset = _trainable(ready(find_dataset(session, who, body.dataset)), body)
     builds_on = {"source": _source(session, who, dataset, body), "after": _after(session, dataset, body)}
     account = _account(session, dataset)
     _let_go(session)

@@ -170,6 +170,16 @@ def test_nobody_pays_for_a_training_that_is_bound_to_fail(house, schema):
     assert house.balance(dataset["account"]) == before
 
 
+def test_nobody_pays_for_rows_of_another_length(house):
+    dataset = house.ready(house.curator)
+    swd = {"kind": "swd", "records": 100, "batch": 10, "directions": 4, "steps": 5, "frequencies": 4}
+    refused = house.job(house.curator, dataset["id"], plan=swd | {"dim": 19})
+    assert slug(refused) == (422, "invalid-plan")
+    assert "have 18 numbers" in refused.json()["detail"]
+    assert house.balance(dataset["account"])["held"] == 0
+    assert house.job(house.curator, dataset["id"], plan=swd | {"dim": 18}).status_code == 202
+
+
 # -- adaptations
 
 ADAPT = {"kind": "adapt", "records": 100, "batch": 20, "directions": 4, "dim": 6, "steps": 5}

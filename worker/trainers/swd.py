@@ -12,7 +12,7 @@ from torch import Tensor
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
 from privacy.plans.base import trainable
-from privacy.plans.swd import GeneratorRecipe, SWDPlan, SWDRecipe
+from privacy.plans.swd import GeneratorRecipe, SWDPlan, SWDRecipe, row_length
 from worker.mechanisms.noise import GaussianNoise, Rng
 from worker.mechanisms.projections import (
     Moments,
@@ -138,7 +138,9 @@ class SWDTraining:
         self.moments = Moments(plan.dim if recipe.moment_steps else 0, plan.geometry, self.device)
         self.classes = len(schema.classes)
         self.pixels = Pixels(schema.channels, schema.height, schema.width, plan.frequencies)
-        if plan.dim != self.pixels.size + self.classes:
+        if plan.dim != row_length(
+            schema.height, schema.width, schema.channels, self.classes, plan.frequencies
+        ):
             raise Failure(Fault.SCHEMA_MISMATCH)
         self.seen: dict[str, float] = {}
 
