@@ -143,7 +143,7 @@ class SWDPlan(Plan):
         length = row_length(height, width, channels, classes, self.frequencies)
         require(
             self.dim == length,
-            f"dim is {self.dim}, but rows of these images have {length} numbers; give that.",
+            f"dim is {self.dim}; give {length}, the length of a row of these images.",
             problem=InvalidPlan,
         )
 
