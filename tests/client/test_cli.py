@@ -665,6 +665,18 @@ def test_train_prices_charges_and_enqueues_within_the_epsilon(site, told):
     assert by_default["epsilon"]["renyi"] <= 2
 
 
+def test_train_adapts_hands_on_and_goes_on(site, sluice, told):
+    dataset, _ = site.ready_dataset(site.curator_id, capacity=10**11)
+    public, _ = site.ready_dataset(site.curator_id, capacity=10**11, public=True)
+    ask = ["train", dataset.id, "--epsilon", 2, "--detach"]
+    adapting = told(*ask, "--source", public.id, key=site.curator)
+    assert (adapting["plan"]["kind"], adapting["source"]) == ("adapt", str(public.id))
+    shared = told(*ask, "--shared", key=site.curator)
+    assert (shared["plan"]["kind"], shared["shared"], shared["after"]) == ("gswgan", True, None)
+    code, _, err = sluice(*ask, "--after", shared["id"], key=site.curator)
+    assert (code, "has not ended well" in err) == (1, True), err  # not trained yet
+
+
 @pytest.mark.parametrize("method", PLANS)
 @pytest.mark.parametrize(("side", "channels", "records"), [(28, 1, 60_000), (8, 3, 120)])
 def test_every_method_has_numbers_to_train_with(method, side, channels, records):

@@ -97,7 +97,7 @@ class Site:
         with Session(self.engine) as session, session.begin():
             session.execute(update(Witness).values(checked_at=func.clock_timestamp()))
 
-    def ready_dataset(self, owner, *, capacity):
+    def ready_dataset(self, owner, *, capacity, public=False):
         """A checked dataset whose account has room for this cost, or the least bit more."""
         epsilon = cost_as_epsilon(capacity, delta=DELTA, order=ORDER) * (1 + 1e-9)
         with Session(self.engine, expire_on_commit=False) as session, session.begin():
@@ -112,8 +112,8 @@ class Site:
             dataset = Dataset(
                 id=uuid.uuid4(), owner_id=owner, name="made for a test", schema=DIGITS, nominal_size=1000,
                 relation="add_remove", epsilon=epsilon, delta=DELTA, order=ORDER, account_id=account.id,
-                state="ready", object_key=uuid.uuid4().hex, size=1, sha256=secrets.token_bytes(32),
-                sealed_at=datetime.now(UTC),
+                state="ready", public=public, object_key=uuid.uuid4().hex, size=1,
+                sha256=secrets.token_bytes(32), sealed_at=datetime.now(UTC),
             )  # fmt: skip
             session.add(dataset)
         return dataset, account
