@@ -613,7 +613,7 @@ def test_people_and_their_keys(site, sluice, told):
 
 # -- what is the same everywhere
 
-AT_HOME = {("releases", "verify"), ("releases", "sample")}  # these ask nobody
+AT_HOME = {("releases", "verify"), ("releases", "sample"), ("releases", "classify")}  # these ask nobody
 
 
 def test_every_command_has_json_and_the_connection():

@@ -95,11 +95,11 @@ class Place:
     def adaptation(self):
         """A job on images that have no labels, beside public ones that have."""
         target = self.dataset(body=upload(labelled=False), schema=SCHEMA | {"classes": ["unknown"]})
-        return self.job(target, plan=ADAPT, source_id=self.dataset(public=True).id)
+        return self.job(target, of=ADAPT, source_id=self.dataset(public=True).id)
 
-    def job(self, dataset=None, *, steps=6, epsilon=4.0, plan=None, **changes):
+    def job(self, dataset=None, *, steps=6, epsilon=4.0, of=None, **changes):
         dataset = dataset or self.dataset()
-        plan = plan_from_dict(plan or {**DPGAN, "steps": steps})
+        plan = plan_from_dict(of or {**DPGAN, "steps": steps})
         plan = plan.calibrated(
             Target(epsilon=epsilon, delta=1e-5, relation=Relation.ADD_REMOVE, accountant="renyi")
         )

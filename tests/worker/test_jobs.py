@@ -83,12 +83,12 @@ def test_an_adaptation_reads_two_datasets_and_leaves_a_classifier(place, mortal)
 
 def test_a_relay_hands_its_generator_from_owner_to_owner(place, mortal):
     """Each trains on its own records under its own charge; what goes on is a function of noised sums."""
-    first = place.job(plan=GSWGAN, shared=True)
+    first = place.job(of=GSWGAN, shared=True)
     assert mortal.order(first) == 0
     key = place.look(first).synthesizer_key + "handed-on.safetensors"
     handed = load(place.admin.get_object(Bucket="sluice-vault", Key=key)["Body"].read())
     assert {name.split(".")[0] for name in handed} == {"generator", "average", "generator_optimizer"}
-    second = place.job(plan=GSWGAN, after_id=first)
+    second = place.job(of=GSWGAN, after_id=first)
     assert mortal.order(second, "stepped", count=2) == -signal.SIGKILL
     row = finish(place, mortal, second)
     assert (row.state, row.fault) == ("trained", None)
@@ -103,18 +103,18 @@ def test_a_relay_hands_its_generator_from_owner_to_owner(place, mortal):
 
 def last_checkpoint(place, mortal, before):
     """Of a job that goes on from another, after its first step."""
-    job = place.job(plan=GSWGAN, after_id=before)
+    job = place.job(of=GSWGAN, after_id=before)
     assert mortal.order(job, "after checkpoint", count=1) == -signal.SIGKILL
     [key] = place.vault_keys(f"checkpoints/{job}")
     return place.admin.get_object(Bucket="sluice-vault", Key=key)["Body"].read()
 
 
 def test_the_database_knows_what_may_be_handed_on(place):
-    own = place.job(plan=GSWGAN)  # not shared
-    waiting = place.job(plan=GSWGAN, shared=True)  # not trained
+    own = place.job(of=GSWGAN)  # not shared
+    waiting = place.job(of=GSWGAN, shared=True)  # not trained
     for before in (own, waiting):
         with pytest.raises(DBAPIError, match="a relay goes on from a trained job that is shared"):
-            place.job(plan=GSWGAN, after_id=before)
+            place.job(of=GSWGAN, after_id=before)
     with pytest.raises(DBAPIError, match="a relay"):
         place.job(shared=True)  # of another kind
     with pytest.raises(psycopg.errors.RestrictViolation, match="stays as it is"):
@@ -127,9 +127,9 @@ def test_the_database_lets_nothing_private_be_a_source(place):
     place.dataset(account=shared.account_id)  # private, and by declaration of the same people
     for source in (private.id, shared.id, uuid.uuid4()):
         with pytest.raises(DBAPIError, match="a source is public"):
-            place.job(plan=ADAPT, source_id=source)
+            place.job(of=ADAPT, source_id=source)
     with pytest.raises(DBAPIError, match="an adaptation has a source"):
-        place.job(plan=ADAPT)
+        place.job(of=ADAPT)
     with pytest.raises(DBAPIError, match="nothing else has"):
         place.job(source_id=public.id)
     for change in (

@@ -305,7 +305,7 @@ def test_a_relay_states_what_every_owner_paid(desk):
     datasets = desk.place.dataset(), desk.place.dataset()
     before, jobs = None, []
     for owner in (0, 1, 0):
-        job = desk.place.job(datasets[owner], plan=GSWGAN, shared=True, after_id=before)
+        job = desk.place.job(datasets[owner], of=GSWGAN, shared=True, after_id=before)
         before = desk.job(job=job)
         jobs.append(desk.place.look(job))
     release = desk.published(job=jobs[-1].id)
@@ -327,8 +327,8 @@ def test_a_relay_states_what_every_owner_paid(desk):
 
 
 def test_a_relay_with_an_unpaid_leg_is_not_published(desk):
-    first = desk.job(job=desk.place.job(plan=GSWGAN, shared=True))
-    last = desk.job(job=desk.place.job(plan=GSWGAN, after_id=first))
+    first = desk.job(job=desk.place.job(of=GSWGAN, shared=True))
+    last = desk.job(job=desk.place.job(of=GSWGAN, after_id=first))
     desk.unguarded("DELETE FROM entries WHERE job_id = %s AND kind = 'settle'", first)
     release = desk.release(job=last)
     desk.publisher.run(release)
