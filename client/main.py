@@ -1,7 +1,13 @@
 """The `sluice` command."""
 
-import json
 import sys
+
+if sys.argv[1:2] == ["quote"] and "--help" not in sys.argv:
+    from privacy import limits
+
+    limits.warm_up()  # before all else: the second process loads its arithmetic while this one loads its own
+
+import json
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated

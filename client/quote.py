@@ -54,13 +54,6 @@ class Methods(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return [*_kinds(), *super().list_commands(ctx)]
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        from privacy import limits
-
-        if "--help" not in args:
-            limits.warm_up()  # the second process loads its arithmetic while this one loads its own
-        return super().resolve_command(ctx, args)
-
     def get_command(self, ctx: Any, name: str) -> Any:
         if name in (own := super().list_commands(ctx)) or name not in _kinds():
             return super().get_command(ctx, name) if name in own else None
