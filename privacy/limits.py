@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-from importlib import import_module
 from typing import IO, Any, cast
 
 from privacy.problems import EvaluationsDisagree, Problem, TooCostlyToAccount
@@ -110,10 +109,10 @@ def serve(source: IO[str] = sys.stdin, sink: IO[str] = sys.stdout) -> None:
     """The loop of the other process. Its input ends when the one that asks does."""
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
     signal.signal(signal.SIGPROF, out_of_time)
+    from dp_accounting.pld import pld_pmf  # noqa: F401  loaded before a question comes, not while it waits
+
     from privacy import pld
 
-    # Loading dp-accounting takes longer than most answers: it goes on while the first one is begun.
-    threading.Thread(target=import_module, args=("dp_accounting.pld.pld_pmf",), daemon=True).start()
     for line in source:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:

@@ -139,6 +139,8 @@ def highest_loss(pair: Pair) -> float:
 
 
 def direction_epsilon(pairs: dict[Pair, int], grid: float, delta: float, *, adding: bool) -> float:
+    from dp_accounting.pld import pld_pmf
+
     composed: Any = None
     for pair, count in pairs.items():
         high = highest_loss(pair)
@@ -153,8 +155,6 @@ def direction_epsilon(pairs: dict[Pair, int], grid: float, delta: float, *, addi
             )
         deltas = profile(pair, adding=adding)(np.arange(float(first), last + 1) * np.float64(grid))
         deltas = np.minimum.accumulate(np.clip(deltas, 0.0, 1.0))
-        from dp_accounting.pld import pld_pmf  # not before it is needed: it may still be loading
-
         with np.errstate(all="ignore"):
             one = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, first, last, deltas)
             many = one.to_dense_pmf().self_compose(count, TAIL)
