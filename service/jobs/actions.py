@@ -13,7 +13,7 @@ from core.people import Role
 from core.tables import Account, Dataset, Diagnosis, Entry, Job
 from core.witness import require_level
 from privacy.events import Event, from_dict
-from privacy.plans import plan_from_dict
+from privacy.plans import Plan, plan_from_dict
 from privacy.plans.base import trainable
 from service.auth import Who
 from service.datasets.actions import find as find_dataset
@@ -63,13 +63,13 @@ class NoMethod(Problem):
     status, slug, title = 422, "no-method", "No method learns from such records yet"
 
 
-def _trainable(dataset: Dataset, body: NewJob) -> Dataset:
+def _trainable(dataset: Dataset, plan: Plan) -> Dataset:
     """A charge must not buy a training that is bound to fail."""
     schema = dataset.schema
     if schema["kind"] != "image" or not trainable(schema["height"], schema["width"]):
         raise NoMethod("What can be trained are images with sides of 8 to 64 pixels. Nothing was charged.")
     sizes = schema["height"], schema["width"], schema["channels"], len(schema["classes"])
-    plan_from_dict(body.plan.model_dump()).require_fit(*sizes)
+    plan.require_fit(*sizes)
     return dataset
 
 
@@ -100,12 +100,12 @@ class UnfitRelay(Problem):
     status, slug, title = 422, "unfit-relay", "This job cannot hand on or go on from a generator"
 
 
-def _after(session: Session, dataset: Dataset, body: NewJob) -> uuid.UUID | None:
+def _after(session: Session, dataset: Dataset, plan: Plan, body: NewJob) -> uuid.UUID | None:
     """The job whose generator is gone on from. Its owner agreed and it fits: nothing is charged in vain."""
     if body.after is None and not body.shared:
         return None
-    recipe = plan_from_dict(body.plan.model_dump()).to_dict().get("recipe")
-    if body.plan.kind != "gswgan" or recipe is None:
+    recipe = plan.to_dict().get("recipe")
+    if plan.kind != "gswgan" or recipe is None:
         raise UnfitRelay("Generators are handed on between gswgan plans that name their recipe.")
     if body.after is None:
         return None
@@ -136,12 +136,16 @@ class Offer:
 
 def offer(session: Session, who: Who, body: NewJob) -> Offer:
     """All that needs no lock: the dataset is there and ready, the plan is calibrated and priced."""
-    dataset = _trainable(ready(find_dataset(session, who, body.dataset)), body)
-    builds_on = {"source": _source(session, who, dataset, body), "after": _after(session, dataset, body)}
+    found = ready(find_dataset(session, who, body.dataset))
+    plan = plan_from_dict(body.plan.model_dump())
+    dataset = _trainable(found, plan)
+    source, after = _source(session, who, dataset, body), _after(session, dataset, plan, body)
     account = _account(session, dataset)
     _let_go(session)
     priced = pricing.priced(account, body)
-    return Offer(dataset=dataset, account=account, priced=priced, shared=body.shared, **builds_on)
+    return Offer(
+        dataset=dataset, account=account, priced=priced, shared=body.shared, source=source, after=after
+    )
 
 
 def start(session: Session, who: Who, made: Offer) -> Job:

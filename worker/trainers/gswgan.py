@@ -26,6 +26,7 @@ from worker.synthesizers.image import ImageSynthesizer
 from worker.trainers.descent import descend, remember
 from worker.trainers.networks import BatchNormed, difference, numbers, start_state
 from worker.trainers.progress import Progress
+from worker.trainers.swd import fill, kept
 
 
 class ImageRows(Rows, Protocol):
@@ -302,22 +303,18 @@ class GSWGANTraining:
 
     def handed_on(self) -> dict[str, Tensor]:
         """What the next owner's training goes on from: computed from noised sums, and nothing of a part."""
-        return {
-            f"{name}.{key}": value.detach().clone().contiguous()
-            for name, part in self._parts().items()
-            if name != "discriminator"
-            for key, value in part.items()
-        }
+        return kept(self._public())
 
     def take_over(self, tensors: Mapping[str, Tensor]) -> None:
         """Goes on from the generator of another training, on records of its own."""
-        mine = {f"{name}.{key}": value for name, part in self._parts().items() for key, value in part.items()}
-        mine.pop("discriminator.weights")
+        mine = self._public()
         if {name: value.shape for name, value in mine.items()} != {n: v.shape for n, v in tensors.items()}:
             raise Failure(Fault.SCHEMA_MISMATCH)
-        with torch.no_grad():
-            for name, value in mine.items():
-                value.copy_(tensors[name])
+        fill(mine, tensors)
+
+    def _public(self) -> dict[str, Tensor]:
+        parts = {name: part for name, part in self._parts().items() if name != "discriminator"}
+        return {f"{name}.{key}": value for name, part in parts.items() for key, value in part.items()}
 
     def diagnostics(self) -> dict[str, float]:
         return {name: value for name, value in self.last.items() if math.isfinite(value)}
