@@ -35,36 +35,37 @@ MOVE = ledger.Move(actor="bench", reason="timed")
 CLIENTS, ACCOUNTS = (1, 8, 64), (1, 64)
 
 
-def set_up(url: str) -> tuple[uuid.UUID, uuid.UUID, list[uuid.UUID]]:
-    """A person, a dataset and as many accounts as the widest case needs, with room for everything."""
+def set_up(url: str) -> tuple[uuid.UUID, list[uuid.UUID]]:
+    """A person and as many accounts as the widest case needs, each with room for everything and a dataset."""
     engine = connect(url)
     with Session(engine) as session, session.begin():
         person = add_person(session, name=f"bench-{uuid.uuid4().hex}", role=Role.CURATOR)
-        dataset = Dataset(
-            id=uuid.uuid4(), owner_id=person.id, name="bench", schema={}, nominal_size=1,
-            relation="add_remove", epsilon=1.0, delta=1e-5, order=8, state="draft",
-            object_key=uuid.uuid4().hex,
-        )  # fmt: skip
-        session.add(dataset)
         accounts = [
             ledger.open_account(
                 session, relation=Relation.ADD_REMOVE, epsilon=1e5, delta=1e-5, order=8, move=MOVE
-            ).id
+            )
             for _ in range(max(ACCOUNTS))
         ]
-        found = person.id, dataset.id, accounts
+        for account in accounts:
+            dataset = Dataset(
+                id=account.id, owner_id=person.id, name="bench", schema={}, nominal_size=1,
+                relation="add_remove", epsilon=1e5, delta=1e-5, order=8, state="ready", account_id=account.id,
+                object_key=uuid.uuid4().hex, size=1, sha256=bytes(32), sealed_at=account.created_at,
+            )  # fmt: skip
+            session.add(dataset)
+        found = person.id, [account.id for account in accounts]
     engine.dispose()
     return found
 
 
-def one_job(session: Session, person: uuid.UUID, dataset: uuid.UUID, account: Account) -> None:
+def one_job(session: Session, person: uuid.UUID, account: Account) -> None:
     """What the service does to start a job, and what a worker does to end it: two transactions."""
     id = uuid.uuid4()
     with session.begin():
         cost = ledger.reserve(session, account, EVENT, job=id, readings=READINGS, move=MOVE)
         session.add(
             Job(
-                id=id, dataset_id=dataset, account_id=account.id, owner_id=person, plan={}, event={},
+                id=id, dataset_id=account.id, account_id=account.id, owner_id=person, plan={}, event={},
                 cost=cost, readings=READINGS, state="queued", steps=1,
             )
         )  # fmt: skip
@@ -76,7 +77,6 @@ def one_job(session: Session, person: uuid.UUID, dataset: uuid.UUID, account: Ac
 def clients(
     url: str,
     person: uuid.UUID,
-    dataset: uuid.UUID,
     accounts: list[uuid.UUID],
     begin: Any,
     seconds: float,
@@ -95,7 +95,7 @@ def clients(
             begin.wait()
             began = started = time.perf_counter()
             while started < began + seconds:
-                one_job(session, person, dataset, account)
+                one_job(session, person, account)
                 now = time.perf_counter()
                 times.append(now - started)
                 started = now
@@ -111,13 +111,13 @@ def clients(
 
 
 def measure(url: str, set_up: Any, *, count: int, width: int, seconds: float) -> dict[str, Any]:
-    person, dataset, accounts = set_up
+    person, accounts = set_up
     spawn = multiprocessing.get_context("spawn")
     processes = min(count, os.cpu_count() or 1)
     begin, out = spawn.Barrier(count), spawn.Queue()
     chosen = [accounts[i % width] for i in range(count)]
     running = [
-        spawn.Process(target=clients, args=(url, person, dataset, chosen[i::processes], begin, seconds, out))
+        spawn.Process(target=clients, args=(url, person, chosen[i::processes], begin, seconds, out))
         for i in range(processes)
     ]
     for each in running:
@@ -154,7 +154,7 @@ def main() -> None:
     arguments.add_argument("--json", action="store_true")
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as directory:
-        stack = Stack(Path(directory))
+        stack = Stack(Path(directory) / "data", witness=Path(directory) / "witness")
         try:
             stack.start_servers()
             stack.prepare()
@@ -165,7 +165,7 @@ def main() -> None:
                 for width in ACCOUNTS
                 for count in CLIENTS
             ]
-            rows = checked(stack.owner_url, made[2])
+            rows = checked(stack.owner_url, made[1])
         finally:
             stack.stop()
     if given.json:

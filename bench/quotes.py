@@ -92,7 +92,7 @@ def main() -> None:
     arguments.add_argument("--json", action="store_true")
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as directory:
-        stack = Stack(Path(directory), port=free_port())
+        stack = Stack(Path(directory) / "data", port=free_port(), witness=Path(directory) / "witness")
         try:
             stack.start_servers()
             stack.prepare()

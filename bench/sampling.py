@@ -33,8 +33,9 @@ def facts_of(schema: ImageSchema, count: int, formats: tuple[str, ...]) -> Facts
     read, row = {"renyi": 1.0, "pld": 1.0}, {"number": 1, "digest": ""}
     privacy = {
         "unit": "one record", "relation": "add_remove", "delta": 1e-5, "cost": 1, "epsilon": read,
-        "event": Gaussian(query=Query.SUM, bound=1.0, noise_stddev=5.0).to_dict(), "total_after": read,
-        "account": {"id": "", "epsilon": 1.0, "delta": 1e-5, "order": 8}, "entry": row, "head": row,
+        "event": Gaussian(query=Query.SUM, bound=1.0, noise_stddev=5.0).to_dict(),
+        "total": {"cost": 1, "epsilon": 1.0}, "entry": row, "head": row, "others": [], "sources": [],
+        "account": {"id": "", "epsilon": 1.0, "delta": 1e-5, "order": 8},
     }  # fmt: skip
     return Facts(
         release="bench", name="bench", note="", licence="CC0-1.0", created_at="2026-01-01", reviewers=2,

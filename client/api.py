@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 ENDED = ("trained", "failed", "cancelled")
-CHECKED = ("ready", "rejected", "deleted")
+CHECKED = ("ready", "held", "rejected", "deleted")
 
 _ATTEMPTS = 3
 _RECONNECTS = 10
@@ -81,8 +81,8 @@ class Sluice:
         """Declares a dataset. The same key and body give the same dataset again."""
         return self._post("/v1/datasets", body, key=key or str(uuid.uuid4()))
 
-    def datasets(self) -> Iterator[Json]:
-        return self._pages("/v1/datasets")
+    def datasets(self, *, state: str | None = None) -> Iterator[Json]:
+        return self._pages("/v1/datasets", state=state)
 
     def dataset(self, id: str) -> Json:
         return self._get(f"/v1/datasets/{_part(id)}")
@@ -103,8 +103,13 @@ class Sluice:
         return self._post(f"/v1/datasets/{_part(id)}/seal", {"size": size, "sha256": sha256}, again=True)
 
     def checked(self, id: str) -> Json:
-        """Waits until a sealed dataset is `ready`, or `rejected` with a fault."""
+        """Waits until a sealed dataset is `ready`, `held` for review, or `rejected` with a fault."""
         return self._settled(lambda: self.dataset(id), lambda found: found["state"] in CHECKED)
+
+    def review_dataset(self, id: str, decision: str, *, reason: str, account: str | None = None) -> Json:
+        """An admin's decision about a held dataset: `accept`, `join` an account, or `reject`."""
+        body = {"decision": decision, "reason": reason, "account": account}
+        return self._post(f"/v1/datasets/{_part(id)}/review", body)
 
     def budget(self, dataset: str) -> Json:
         """The account a dataset draws on."""
@@ -166,7 +171,8 @@ class Sluice:
             self._pause(min(5.0, 0.2 * 2**failures))
 
     def diagnostics(self, id: str, format: str = "jsonl") -> bytes:
-        """Losses and norms of a job you own, as `jsonl` or `svg`: facts about records, for nobody else."""
+        """Losses and norms of a job you own, as `jsonl` or `svg`, where the site keeps them: facts about
+        records, for nobody else."""
         return self._send("GET", f"/v1/jobs/{_part(id)}/diagnostics", query={"format": format}).content
 
     # -- releases
@@ -195,6 +201,10 @@ class Sluice:
 
     def preview(self, id: str) -> bytes:
         return self._send("GET", f"/v1/releases/{_part(id)}/preview").content
+
+    def review(self, id: str) -> Json:
+        """Where a release comes from, for whoever may approve it: job, dataset, source, earlier jobs."""
+        return self._get(f"/v1/releases/{_part(id)}/review")
 
     def approve(self, id: str, digest: str, note: str = "") -> Json:
         """Your yes to the bundle of this digest and to no other."""

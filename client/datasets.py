@@ -31,15 +31,47 @@ def show_one(dataset: "Json") -> None:
         ("state", _state(dataset)),
         ("records", f"about {dataset['nominal_size']:,}"),
         ("schema", _in_words(dataset["schema"])),
-        ("budget", f"epsilon {budget['epsilon']:g}, delta {budget['delta']:g}, order {budget['order']}"),
+        ("budget", _terms(budget)),
+        *([("declared", f"{_terms(dataset['declared'])}: not in force")] if dataset["declared"] else []),
+        *([("shared", "other datasets draw on the same budget")] if dataset["shared"] else []),
         ("relation", dataset["relation"].replace("_", "-")),
         *([("public", "adaptations may learn from it without a charge")] if dataset["public"] else []),
-        ("account", dataset["account"] or "known once sealed"),
+        ("account", dataset["account"] or "known once its records were read"),
+        *(
+            [("held because of", ", ".join(map(_CAUSES.__getitem__, dataset["causes"])))]
+            if dataset["causes"]
+            else []
+        ),
+        *(("shares records with", _match(match)) for match in dataset["matches"]),
+        *(
+            [("review", f"{dataset['review']['decision']}: {dataset['review']['reason']}")]
+            if dataset["review"]
+            else []
+        ),
     ]
     facts(*rows, *([("for you alone", json.dumps(dataset["report"]))] if dataset["report"] else []))
 
 
+_CAUSES = {
+    "budget": "its budget is above the site's caps",
+    "public": "it is declared public",
+    "few": "it has very few records",
+    "overlap": "it shares records with other datasets",
+}
+
+
+def _terms(budget: "Json") -> str:
+    return f"epsilon {budget['epsilon']:g}, delta {budget['delta']:g}, order {budget['order']}"
+
+
+def _match(match: "Json") -> str:
+    where = f"account {match['account']}" if match["account"] else f"dataset {match['dataset']}"
+    return f"{where} ({match['share']} of the smaller one)"
+
+
 def _state(dataset: "Json") -> str:
+    if dataset["state"] == "held":
+        return "held for review: an admin decides about it"
     return str(dataset["state"]) + (f": {dataset['fault']}" if dataset["fault"] else "")
 
 
@@ -121,9 +153,31 @@ def upload(service: "Sluice", id: Id, file: File, detach: Detach = False) -> "Js
 
 @app.command("list")
 @connected(show_many)
-def list_datasets(service: "Sluice", limit: Most = 50) -> "list[Json]":
+def list_datasets(
+    service: "Sluice",
+    state: Annotated[str | None, typer.Option(help="Only those in this state, as held.")] = None,
+    limit: Most = 50,
+) -> "list[Json]":
     """Your datasets, newest first; an admin sees all."""
-    return list(islice(service.datasets(), limit))
+    return list(islice(service.datasets(state=state), limit))
+
+
+@app.command()
+@connected(show_one, well=_not_rejected)
+def review(
+    service: "Sluice",
+    id: Id,
+    reason: Annotated[str, typer.Option(help="Why; kept for ever, and shown to the owner.")],
+    accept: Annotated[bool, typer.Option("--accept", help="Other people: a budget of its own.")] = False,
+    join: Annotated[str | None, typer.Option(help="The same people: the account to draw on.")] = None,
+    reject: Annotated[bool, typer.Option("--reject", help="It cannot be used.")] = False,
+) -> "Json":
+    """Decide about a dataset that is held (admins). `datasets list --state held` shows those that wait."""
+    if accept + reject + (join is not None) != 1:
+        raise CannotRun("say what you decide: one of --accept, --join ACCOUNT and --reject")
+    decision = "accept" if accept else "reject" if reject else "join"
+    service.review_dataset(id, decision, reason=reason, account=join)
+    return service.dataset(id) if reject else service.checked(id)
 
 
 @app.command()

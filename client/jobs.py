@@ -119,7 +119,7 @@ def show_quote(quote: "Json") -> None:
         room.append(("published", f"{paper['claimed_epsilon']:.4g}; no guarantee: {paper['flaw']}"))
     facts(
         ("epsilon", readings(quote["epsilon"])),
-        ("total after it", readings(quote["total_after"])),
+        ("total after it", f"{readings(quote['total_after'])}: if all plans were chosen in advance"),
         ("delta, relation", f"{quote['delta']:g}, {quote['relation'].replace('_', '-')}"),
         ("noise multiplier", f"{quote['plan']['noise_multiplier']:g}"),
         ("cost", f"{quote['cost'] / 1e9:.9f} at order {quote['order']}"),
@@ -286,7 +286,7 @@ def diagnostics(
     format: Annotated[DiagnosticsName, typer.Option(help="Numbers or a picture.")] = DiagnosticsName.JSONL,
     to: Annotated[Path | None, typer.Option("--out", help="File; standard output by default.")] = None,
 ) -> "Json | None":
-    """Losses and norms of a job of yours. Facts about records: they are for you alone."""
+    """Losses and norms of a job of yours, where the site keeps them. Facts about records, for you alone."""
     return save_bytes(service.diagnostics(id, format.value), to)
 
 

@@ -10,7 +10,7 @@ if sys.argv[1:2] == ["quote"] and "--help" not in sys.argv:
 import json
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -41,22 +41,86 @@ DataOption = Annotated[
 PortOption = Annotated[
     int, typer.Option("--port", min=1, max=65535, help="Where the API listens, on loopback.")
 ]
+WitnessOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--witness",
+        envvar="SLUICE_WITNESS_DIR",
+        help="Directory of the witness, outside the data and its backups; it is remembered. "
+        "By default in $XDG_STATE_HOME/sluice/witness.",
+    ),
+]
 
 
 @app.command()
-def up(data: DataOption = Path(".sluice"), port: PortOption = 8000) -> None:
+def up(
+    data: DataOption = Path(".sluice"),
+    port: PortOption = 8000,
+    witness: WitnessOption = None,
+    accept_lost_witness: Annotated[
+        bool,
+        typer.Option(
+            "--accept-lost-witness",
+            help="Go on although the witness or its end is lost: spending that only it knew is forgotten.",
+        ),
+    ] = False,
+) -> None:
     """Run the whole service on this machine until Ctrl-C."""
     from client import run
 
-    run.up(data, port)
+    run.up(data, port, witness=witness, lost_witness=accept_lost_witness)
 
 
 @app.command()
-def init(data: DataOption = Path(".sluice")) -> None:
+def init(data: DataOption = Path(".sluice"), witness: WitnessOption = None) -> None:
     """Prepare a data directory: servers, tables, buckets, a password for each role."""
     from client import run
 
-    run.init(data)
+    run.init(data, witness=witness)
+
+
+@app.command()
+def restore(
+    backup: Annotated[
+        Path | None, typer.Argument(metavar="[BACKUP]", help="Copy of a data directory, on one machine.")
+    ] = None,
+    data: DataOption = Path(".sluice"),
+    witness: WitnessOption = None,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SLUICE_OWNER_DATABASE_URL",
+            help="On many machines, in place of BACKUP: the restored database, as its owner.",
+        ),
+    ] = None,
+    charge: Annotated[
+        bool, typer.Option("--charge", help="Charge what the witness knows was spent since the backup.")
+    ] = False,
+    reason: Annotated[str, typer.Option(help="Why; kept in the ledger for ever.")] = "restored from a backup",
+    as_json: connection.AsJson = False,
+) -> None:
+    """Put a backup back without giving spent budget back.
+
+    The backup is compared with the witness. If budget was spent since it was taken, the accounts are shown
+    and nothing is changed (exit code 1), unless --charge is given: then that is charged. The present data
+    directory is put aside, not deleted. Stop sluice first.
+
+    On many machines, restore the database with pg_restore, leave the services stopped, and give --database;
+    the witness is read with the S3 settings of the sweep role (SLUICE_S3_ENDPOINT and so on), or from
+    --witness.
+    """
+    if (backup is None) == (database is None):
+        raise typer.BadParameter("name a BACKUP on one machine, or --database on many")
+    from client import restoring
+
+    more: dict[str, Any] = {"witness": witness, "charge": charge, "reason": reason}
+    if database:
+        told = restoring.restore_database(database, **more)
+    else:
+        told = restoring.restore_directory(backup, data=data, **more)
+    connection.print_json(told) if as_json else restoring.show(told)
+    if not told["restored"]:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from client import verify as verifying
-from client.connection import AsJson, bar, connected, facts, listing, print_json, save_bytes, size, when
+from client.connection import (
+    AsJson,
+    bar,
+    connected,
+    facts,
+    listing,
+    output,
+    print_json,
+    save_bytes,
+    size,
+    when,
+)
+from client.jobs import readings
 from client.keys import Who, id_of
 from client.problems import CannotRun
 
@@ -35,7 +47,7 @@ Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Where a release 
 
 
 def show_one(release: "Json") -> None:
-    privacy, at = release["privacy"] or {}, release["progress"]
+    at = release["progress"]
     rows = [
         ("release", release["id"]),
         ("name", release["name"]),
@@ -46,9 +58,7 @@ def show_one(release: "Json") -> None:
         ("licence", release["licence"]),
         ("for", "everyone" if release["audience"] == "everyone" else "those it is granted to"),
     ]
-    if privacy:
-        rows.append(("epsilon", ", ".join(f"{v:.4f} by {k}" for k, v in privacy["epsilon"].items() if v)))
-        rows.append(("delta, relation", f"{privacy['delta']:g}, {privacy['relation'].replace('_', '-')}"))
+    rows += verifying.protection(release["owners"], release["together"])
     if release["digest"]:
         held = sum(file["size"] for file in release["files"])
         rows.append(("files", f"{len(release['files'])}, {size(held)}"))
@@ -56,6 +66,7 @@ def show_one(release: "Json") -> None:
         yes = sum(each["digest"] == release["digest"] for each in release["approvals"])
         rows.append(("approved by", f"{yes} of {release['reviewers'] - 1 or 1}" if yes else "nobody yet"))
     if release["state"] == "in_review":
+        rows.append(("where it comes from", f"sluice releases review {release['id']}"))
         rows.append(
             ("to approve it", f"sluice releases approve {release['id']} --digest {release['digest']}")
         )
@@ -68,12 +79,24 @@ def _state(release: "Json") -> str:
 
 
 def show_many(releases: "list[Json]") -> None:
+    def epsilon(owners: "list[Json]") -> str:
+        if len(owners) > 1:
+            return "\n".join(
+                f"owner {i}: {readings(each['epsilon'])} at {each['delta']:g}"
+                for i, each in enumerate(owners, 1)
+            )
+        known = [each["epsilon"]["renyi"] for each in owners]
+        return f"{known[0]:.4f}" if known and known[0] is not None else ""
+
     def row(one: "Json") -> tuple[str, ...]:
-        epsilon = one["privacy"]["epsilon"]["renyi"] if one["privacy"] else None
-        shown = "" if epsilon is None else f"{epsilon:.4f}"
+        shown = epsilon(one["owners"])
         return one["id"], one["name"], _state(one), f"{one['count']:,}", shown, when(one["created_at"])
 
     listing("release", "name", "state", "samples", "epsilon", "made", rows=map(row, releases))
+    if any(one["together"] for one in releases):
+        output().print(
+            "A person whose records are with several owners is covered by the sum of their epsilons."
+        )
 
 
 def _not_failed(release: "Json") -> bool:
@@ -146,6 +169,47 @@ def show(
     if preview:
         save_bytes(service.preview(view["id"]), preview)
     return view
+
+
+def show_review(review: "Json") -> None:
+    rows = [
+        ("release", f"{review['name']}, {review['release']}"),
+        ("state, author", f"{review['state'].replace('_', ' ')}, {review['author']}"),
+    ]
+    for number, job in enumerate([review["job"], *review["earlier"]]):
+        before = f"{number} before: " if number else ""
+        rows += [
+            (f"{before}job", f"{job['id']}, {job['plan']['kind']}, made {when(job['created_at'])}"),
+            (f"{before}plan", ", ".join(f"{name} {value}" for name, value in job["plan"].items())),
+            (f"{before}epsilon", f"{readings(job['epsilon'])}, cost {job['cost'] / 1e9:.9f}"),
+            (f"{before}dataset", _card(job["dataset"])),
+        ]
+        if job["source"]:
+            rows.append((f"{before}public source", _card(job["source"])))
+    rows.append(("digest", review["digest"] or "not built yet"))
+    if review["state"] == "in_review":
+        approve = f"sluice releases approve {review['release']} --digest {review['digest']}"
+        rows.append(("to approve it", approve))
+    facts(*rows)
+
+
+def _card(dataset: "Json") -> str:
+    schema, budget = dataset["schema"], dataset["budget"]
+    size = f"{schema['height']} x {schema['width']} x {schema['channels']}"
+    shape = f"images of {size} in {len(schema['classes'])} classes"
+    public = "declared public, " if dataset["public"] else ""
+    return (
+        f"{dataset['name']} of {dataset['owner']}: {public}about {dataset['nominal_size']:,} records, "
+        f"{shape}; budget epsilon {budget['epsilon']:g} at delta {budget['delta']:g}, "
+        f"{dataset['relation'].replace('_', '-')}"
+    )
+
+
+@app.command()
+@connected(show_review)
+def review(service: "Sluice", release: Id) -> "Json":
+    """Where a release comes from: its job, dataset and source, and the digest to approve."""
+    return service.review(_found(service, release))
 
 
 @app.command()

@@ -24,8 +24,8 @@ _WHAT = {
 }
 
 
-def up(data: Path, port: int) -> None:
-    stack = Stack(data, port=port)
+def up(data: Path, port: int, *, witness: Path | None, lost_witness: bool) -> None:
+    stack = Stack(data, port=port, witness=witness, lost_witness=lost_witness)
     with _stopped_by_signals(stack):
         try:
             with console.status("starting"):
@@ -33,6 +33,7 @@ def up(data: Path, port: int) -> None:
             _show(stack)
             console.print(f"ready in {stack.timings['all ready']:.1f} s ({_timings(stack)})")
             _show_first_key(stack)
+            console.print(f"witness in {stack.witness or 'its bucket'}, no part of a backup", soft_wrap=True)
             console.print(f"[bold]{stack.url}[/bold]  data in {stack.data}  Ctrl-C stops")
             stack.watch(console.print)
         except KeyboardInterrupt:
@@ -43,8 +44,8 @@ def up(data: Path, port: int) -> None:
         console.print(f"stopped in {stack.timings['all stopped']:.1f} s")
 
 
-def init(data: Path) -> None:
-    stack = Stack(data)
+def init(data: Path, *, witness: Path | None) -> None:
+    stack = Stack(data, witness=witness)
     with _stopped_by_signals(stack):
         try:
             stack.start_servers()

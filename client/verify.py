@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from client.connection import AsJson, facts, print_json
+from client.jobs import readings
 from client.problems import CannotRun, NotVerified
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def verify(
     it is asked for its newest list of withdrawn releases.
     """
     from client.trust import for_key
-    from privacy import attest
+    from privacy import attest, owners
     from privacy.problems import Problem
 
     hashes, small = _read(directory)
@@ -50,11 +51,10 @@ def verify(
         "bundle": checked.bundle,
         "published_at": checked.published_at,
         "epsilon": checked.epsilon,
-        **{name: checked.privacy[name] for name in ("delta", "relation", "unit", "total_after")},
-        "others": [
-            {name: each[name] for name in ("epsilon", "delta", "relation", "total_after")}
-            for each in checked.privacy.get("others", ())
-        ],
+        **{name: checked.privacy[name] for name in ("delta", "relation", "unit")},
+        "owners": [_owner(each) for each in owners.of(checked.privacy)],
+        "together": owners.together(checked.privacy),
+        "sources": checked.privacy.get("sources", []),
         "review": checked.review,
         "key": key,
         "keys_from": trust.keys_from,
@@ -63,6 +63,12 @@ def verify(
             "from": trust.revocations_from,
         },
     }
+
+
+def _owner(privacy: "Json") -> "Json":
+    """What is stated of one owner's records. Releases of older versions have no total that can be checked."""
+    named = {name: privacy[name] for name in ("epsilon", "delta", "relation")}
+    return named | {"total": privacy.get("total"), "budget": privacy["account"]["epsilon"]}
 
 
 def _read(directory: Path) -> tuple[dict[str, str], dict[str, bytes]]:
@@ -88,30 +94,45 @@ def _read(directory: Path) -> tuple[dict[str, str], dict[str, bytes]]:
     return hashes, small
 
 
+def protection(
+    owners: "list[Json]", together: "Json | None", *, of: str = "", by: str = ""
+) -> list[tuple[str, str]]:
+    """What a release costs the records of each owner, and what a relay says to a person with several."""
+    lines = []
+    for i, each in enumerate(owners, 1):
+        whose = f", owner {i}" if together else ""
+        terms = f"{each['delta']:g}, {each['relation'].replace('_', '-')}{of}"
+        lines += [(f"epsilon{whose}", readings(each["epsilon"]) + by), (f"delta, relation{whose}", terms)]
+        if total := each.get("total"):
+            spent = f"epsilon {total['epsilon']:.4f} of a budget of {each['budget']:g}"
+            lines.append((f"total{whose}", f"{spent}, promised or spent by then, however plans were chosen"))
+    if together:
+        epsilon = "unknown" if together["epsilon"] is None else f"{together['epsilon']:.4f}"
+        added = f"with all {len(owners)}, epsilon {epsilon} at delta {together['delta']:g}"
+        lines.append(
+            ("a person with several owners", f"is covered by the sum of their epsilons and deltas: {added}")
+        )
+    return lines
+
+
 def show(result: "Json") -> None:
-    by = {"renyi": "Rényi", "pld": "PLD"}
-    read = ", ".join(
-        f"{value:.4f} by {by[name]}" for name, value in result["epsilon"].items() if value is not None
-    )
     people = len({each["person"] for each in result["review"]["approvals"]})
-    relation = result["relation"].replace("_", "-")
     number, source = result["revocations"]["number"], result["revocations"]["from"]
     facts(
         ("release", f"{result['name']}, {result['release']}"),
         ("files", f"as signed, bundle {result['bundle'][:16]}…, published {result['published_at'][:10]}"),
-        ("epsilon", f"{read}: worked out again here from the event"),
-        ("delta, relation", f"{result['delta']:g}, {relation}, for {result['unit']}"),
+        *protection(
+            result["owners"], result["together"], of=f", for {result['unit']}",
+            by=": worked out again here from the event",
+        ),
         *(
-            (
-                "another owner's",
-                f"epsilon {min(filter(None, each['epsilon'].values())):.4f} at {each['delta']:g}",
-            )
-            for each in result["others"]
+            ("learned from", f"{each['name']}, declared public, SHA-256 {each['sha256']}")
+            for each in result["sources"]
         ),
         ("approved by", f"{people} {'person' if people == 1 else 'people'}"),
         ("key", f"{result['key']}, {result['keys_from']}"),
         ("withdrawn", source if number is None else f"no, by list {number} {source}"),
-    )
+    )  # fmt: skip
 
 
 def command(
@@ -125,9 +146,10 @@ def command(
     offline: Annotated[bool, typer.Option("--offline", help="Fetch nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a downloaded release: every byte, the signature, the epsilon, and that it was not withdrawn.
+    """Check a downloaded release: every byte, the signature, the epsilon, the budget, and that it was not
+    withdrawn.
 
-    Exit codes: 0 it holds; 3 altered, forged, or signed with an unknown key; 4 withdrawn.
+    Exit codes: 0 it holds; 3 altered, forged, over budget, or signed with an unknown key; 4 withdrawn.
     """
     try:
         given = revocations.read_bytes() if revocations else None

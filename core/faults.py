@@ -22,6 +22,7 @@ class Fault(StrEnum):
     SIZE_MISMATCH = "size-mismatch"
     TIMED_OUT = "timed-out"
     UNREADABLE = "unreadable"  # the reader itself ended without an answer
+    NOT_ACCEPTED = "not-accepted"  # by the person who decided about a dataset that was held
     OUT_OF_SPACE = "out-of-space"  # of the worker's disk: worth another try
 
     # A job.
@@ -36,8 +37,10 @@ class Fault(StrEnum):
     BUNDLE_ALTERED = "bundle-altered"  # not the bytes that were built and approved
     NOT_APPROVED = "not-approved"
     NOT_SETTLED = "not-settled"  # its job is not paid for
+    UNFIT_RELAY = "unfit-relay"  # its owners have different deltas or relations
 
     # Either.
+    LEDGER_BROKEN = "ledger-broken"  # the rows of an account do not follow, or grant more than its budget
     OUT_OF_MEMORY = "out-of-memory"
 
 

@@ -1,7 +1,7 @@
-"""The ledger: accounts moved by one conditional UPDATE, and rows that say why.
+"""The ledger: append-only rows, each of which moves the balance of its account.
 
-Guarantee: held + settled never exceeds capacity, whoever races; each move is one row, linked to the one
-before it, in the same transaction. docs/guarantees.md#ledger.
+Guarantee: held + settled never exceeds capacity, whoever races; a balance moves by inserting a row, linked to
+the one before it, and in no other way: no role of the application may write it. docs/guarantees.md#ledger
 """
 
 import uuid
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from core.errors import Problem
@@ -52,23 +52,29 @@ def price(event: Event, account: Account) -> int:
 
 
 def open_account(
-    session: Session, *, relation: Relation, epsilon: float, delta: float, order: int, move: Move
+    session: Session,
+    *,
+    relation: Relation,
+    epsilon: float,
+    delta: float,
+    order: int,
+    move: Move,
+    id: uuid.UUID | None = None,
 ) -> Account:
-    """A new account with its first grant."""
-    room = capacity_of(epsilon, delta, order)
+    """A new account with its first grant. An id is given for one that a restored database has forgotten."""
     account = Account(
-        id=uuid.uuid4(),
+        id=id or uuid.uuid4(),
         relation=relation,
         epsilon=epsilon,
         delta=delta,
         order=order,
-        capacity=room,
+        capacity=0,
         head=GENESIS,
     )
     session.add(account)
     session.flush()
-    [(number, head, at)] = session.execute(_touch(account.id).values(moves=Account.moves + 1)).all()
-    _append(session, account.id, number, head, at, kind="grant", cost=room, move=move, terms=_terms(account))
+    room = capacity_of(epsilon, delta, order)
+    _append(session, _lock(session, account.id), kind="grant", cost=room, move=move, terms=_terms(account))
     session.refresh(account)
     return account
 
@@ -84,23 +90,15 @@ def reserve(
 ) -> int:
     """Promises an event's cost to a job, if there is room. The cost is computed before the lock is taken."""
     cost = price(event, account)
-    hold = (
-        _touch(account.id)
-        .where(Account.held <= Account.capacity - Account.settled - cost)
-        .values(held=Account.held + cost, moves=Account.moves + 1)
-    )
-    moved = session.execute(hold).one_or_none()
-    if moved is None:
-        left = session.scalars(
-            select(Account.capacity - Account.held - Account.settled).where(Account.id == account.id)
-        ).one()
+    locked = _lock(session, account.id)
+    if cost > locked.remaining:
         raise BudgetExceeded(
             "The job costs more than is left in the account; ask for less, or have the budget raised.",
             asked={"cost": cost, **readings},
-            left={"cost": left},
+            left={"cost": locked.remaining},
         )
     _append(
-        session, account.id, *moved, kind="reserve", cost=cost, move=move, job=job, event=event.to_dict(),
+        session, locked, kind="reserve", cost=cost, move=move, job=job, event=event.to_dict(),
         readings=dict(readings),
     )  # fmt: skip
     return cost
@@ -126,30 +124,23 @@ def _end(session: Session, account_id: uuid.UUID, *, job: uuid.UUID, kind: str, 
     if opened.one_or_none() is not None and kind == "void":
         raise RecordsOpened("The job opened its records, so what it costs is spent.")
     # Asked under the account's lock: two ends of one job cannot both see none.
-    session.execute(select(Account.id).where(Account.id == account_id).with_for_update())
+    locked = _lock(session, account_id)
     if session.scalars(select(Entry.kind).where(*mine, Entry.kind.in_(("settle", "void")))).one_or_none():
         raise NothingReserved("This job's promise was ended before.")
-    values: dict[Any, Any] = {Account.held: Account.held - reserved, Account.moves: Account.moves + 1}
-    if kind == "settle":
-        values[Account.settled] = Account.settled + reserved
-    moved = session.execute(_touch(account_id).values(values)).one()
-    _append(session, account_id, *moved, kind=kind, cost=reserved, move=move, job=job)
+    _append(session, locked, kind=kind, cost=reserved, move=move, job=job)
 
 
 def raise_budget(session: Session, account: Account, *, epsilon: float, move: Move) -> None:
-    """Grants the difference to a larger epsilon at the account's own delta and order."""
+    """Grants the difference to a larger epsilon at the account's own delta and order.
+
+    The database asks for a confirmed proposal of this epsilon.
+    """
     room = capacity_of(epsilon, account.delta, account.order)
-    larger = (
-        _touch(account.id)
-        .where(Account.epsilon < epsilon, Account.capacity < room)
-        .values(epsilon=epsilon, capacity=room, moves=Account.moves + 1)
-    )
-    before = session.scalars(select(Account.capacity).where(Account.id == account.id).with_for_update()).one()
-    moved = session.execute(larger).one_or_none()
-    if moved is None:
-        raise BudgetNotRaised(f"The budget is already {account.epsilon:g}; name a larger epsilon.")
+    locked = _lock(session, account.id)
+    if locked.epsilon >= epsilon or locked.capacity >= room:
+        raise BudgetNotRaised(f"The budget is already {locked.epsilon:g}; name a larger epsilon.")
     terms = _terms(account) | {"epsilon": epsilon}
-    _append(session, account.id, *moved, kind="grant", cost=room - before, move=move, terms=terms)
+    _append(session, locked, kind="grant", cost=room - locked.capacity, move=move, terms=terms)
 
 
 def forfeit(session: Session, account: Account, *, cost: int, move: Move) -> list[uuid.UUID]:
@@ -164,12 +155,9 @@ def forfeit(session: Session, account: Account, *, cost: int, move: Move) -> lis
     jobs = list(session.scalars(promised.with_for_update(key_share=True)))
     for job in jobs:
         settle(session, account.id, job=job, move=move)
-    left = select(Account.capacity - Account.held - Account.settled).where(Account.id == account.id)
-    lost = max(0, min(cost, session.scalars(left.with_for_update()).one()))
-    moved = session.execute(
-        _touch(account.id).values(settled=Account.settled + lost, moves=Account.moves + 1)
-    ).one()
-    _append(session, account.id, *moved, kind="settle", cost=lost, move=move)
+    locked = _lock(session, account.id)
+    lost = max(0, min(cost, locked.remaining))
+    _append(session, locked, kind="settle", cost=lost, move=move)
     return jobs
 
 
@@ -183,22 +171,30 @@ def _terms(account: Account) -> dict[str, Any]:
     }
 
 
-def _touch(account_id: uuid.UUID) -> Any:
-    """An UPDATE that takes the account's lock and gives what the next row needs."""
-    return (
-        update(Account)
-        .where(Account.id == account_id)
-        .returning(Account.moves, Account.head, func.clock_timestamp())
-        .execution_options(synchronize_session=False)
-    )
+@dataclass(frozen=True, kw_only=True)
+class _Locked:
+    """An account whose lock this transaction holds, and what its next row needs."""
+
+    id: uuid.UUID
+    moves: int
+    head: bytes
+    at: datetime
+    epsilon: float
+    capacity: int
+    remaining: int
+
+
+def _lock(session: Session, account_id: uuid.UUID) -> _Locked:
+    row = session.execute(select(func.lock_account(account_id).table_valued(*_LOCKED))).one()
+    return _Locked(id=account_id, **row._asdict())
+
+
+_LOCKED = ("moves", "head", "at", "epsilon", "capacity", "remaining")
 
 
 def _append(
     session: Session,
-    account_id: uuid.UUID,
-    number: int,
-    head: bytes,
-    at: datetime,
+    locked: _Locked,
     *,
     kind: str,
     cost: int,
@@ -208,18 +204,14 @@ def _append(
     readings: dict[str, Any] | None = None,
     terms: dict[str, Any] | None = None,
 ) -> None:
+    """Adds a row. The database moves the balance with it, or refuses both."""
     entry = Entry(
-        account_id=account_id, number=number, kind=kind, cost=cost, job_id=job, event=event,
-        readings=readings, terms=terms, actor=move.actor, reason=move.reason, at=at, previous=head,
+        account_id=locked.id, number=locked.moves + 1, kind=kind, cost=cost, job_id=job, event=event,
+        readings=readings, terms=terms, actor=move.actor, reason=move.reason, at=locked.at,
+        previous=locked.head,
     )  # fmt: skip
-    entry.digest = digest(head, as_row(entry))
+    entry.digest = digest(locked.head, as_row(entry))
     session.add(entry)
-    session.execute(
-        update(Account)
-        .where(Account.id == account_id)
-        .values(head=entry.digest)
-        .execution_options(synchronize_session=False)
-    )
     session.flush()
 
 

@@ -70,13 +70,24 @@ class _WithRows(_Settings):
     queue_url: QueueUrl
 
 
-class _WithObjects(_WithRows):
+class _WithS3(_Settings):
     """One S3 identity per role; which buckets it may touch is core.stores.access."""
 
     s3_endpoint: HttpUrl | None = None  # None: AWS
     s3_region: str = "us-east-1"
     s3_access_key: Secret
     s3_secret_key: Secret
+
+
+class _WithObjects(_WithRows, _WithS3):
+    pass
+
+
+class _WithWitness(_Settings):
+    """The witness: a directory if one is named, otherwise a bucket of its own. Neither is ever restored."""
+
+    witness_dir: Path | None = None
+    witness_bucket: str = "sluice-witness"
 
 
 class ServiceSettings(_WithObjects):
@@ -87,6 +98,11 @@ class ServiceSettings(_WithObjects):
     requests_per_minute: int = 1200  # of one key; per service process
     # People a release needs: author and approver. A site of one person sets 1, and its releases say so.
     reviewers: Annotated[int, Field(ge=1, le=2)] = 2
+    # Budgets above these wait for a second person: epsilon, delta, and delta times the declared records.
+    cap_epsilon: Annotated[float, Field(gt=0)] = 10.0
+    cap_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-4
+    cap_delta_times_records: Annotated[float, Field(gt=0)] = 1.0
+    diagnostics: bool = False  # show a job's losses and norms to its owner; see TrainSettings
     # Single sign-on, off unless an issuer is named. The map goes from a value of the claim to a role.
     oidc_issuer: HttpUrl | None = None
     oidc_audience: str = "sluice"
@@ -98,11 +114,15 @@ class ServiceSettings(_WithObjects):
     }
 
 
-class TrainSettings(_WithObjects):
-    """Reads private records, keeps what it learns in the vault."""
+class TrainSettings(_WithObjects, _WithWitness):
+    """Reads private records, keeps what it learns in the vault; reads the witness before it does."""
 
+    fingerprint_key: Seed
     private_bucket: str = "sluice-private"
     vault_bucket: str = "sluice-vault"
+    # Keep losses, norms and batch sizes of a job for its owner. They are facts about records that nobody is
+    # charged for, and they reach the person who chooses the next plan: docs/guarantees.md#diagnostics
+    diagnostics: bool = False
 
 
 class PublishSettings(_WithObjects):
@@ -113,10 +133,12 @@ class PublishSettings(_WithObjects):
     signing_key: Seed
 
 
-class SweepSettings(_WithObjects):
-    """Notices dead workers and rings again; keeps the ledger's witness in the vault."""
+class SweepSettings(_WithObjects, _WithWitness):
+    """Notices dead workers and rings again; compares the ledger with its witness."""
 
-    vault_bucket: str = "sluice-vault"
+
+class WitnessSettings(_WithS3, _WithWitness):
+    """What `sluice restore` needs of the sweep role to read the witness of a site on many machines."""
 
 
 class MigrateSettings(_Settings):

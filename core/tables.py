@@ -76,15 +76,6 @@ class Account(Base):
         return self.capacity - self.held - self.settled
 
 
-class Content(Base):
-    """What was ever uploaded, by its hash, and whose account it falls under."""
-
-    __tablename__ = "contents"
-
-    sha256: Mapped[bytes] = mapped_column(primary_key=True)
-    account_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("accounts.id"))
-
-
 class Dataset(Base):
     """Records, as far as anyone outside the private side knows them: by what was declared. Few are public."""
 
@@ -101,6 +92,9 @@ class Dataset(Base):
     order: Mapped[int] = mapped_column("renyi_order", SmallInteger)
     parent_id: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("datasets.id"))
     public: Mapped[bool] = mapped_column(server_default="false")
+    over_cap: Mapped[bool] = mapped_column(server_default="false")
+    causes: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default="{}")
+    matches: Mapped[list[Any]] = mapped_column(JSONB, server_default="[]")
     account_id: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("accounts.id"))
     state: Mapped[str]
     fault: Mapped[str | None]
@@ -112,6 +106,19 @@ class Dataset(Base):
     created_at: Mapped[datetime] = _now()
     sealed_at: Mapped[datetime | None]
     checked_at: Mapped[datetime | None]
+
+
+class Review(Base):
+    """What a second person decided about a dataset that was held."""
+
+    __tablename__ = "reviews"
+
+    dataset_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("datasets.id"), primary_key=True)
+    decision: Mapped[str]
+    account_id: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("accounts.id"))
+    reason: Mapped[str]
+    decided_by: Mapped[uuid.UUID] = mapped_column(ForeignKey("people.id"))
+    at: Mapped[datetime] = _now()
 
 
 class Job(Base):

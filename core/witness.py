@@ -1,37 +1,117 @@
-"""A copy of every account's chain head outside the database, so that a restored backup gives nothing back.
+"""The witness: an append-only log of every account's state, kept outside the database.
 
-The sweeper compares and renews it; the service grants only what was compared lately and found level. An older
-database is behind its witness, and stays shut until an admin acknowledges what is lost.
+The sweeper compares the ledger with the log and appends what has moved. The service grants only while the
+last comparison is fresh and found no difference. A restored database is behind the log and grants nothing
+until what the log knows was spent has been charged. docs/guarantees.md#witness
 """
 
 import json
+import uuid
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from sqlalchemy import func, select, text, update
 from sqlalchemy.orm import Session
 
+from core import ledger
 from core.errors import Problem
-from core.tables import Account, Entry, Witness
+from core.faults import Fault
+from core.ledger import Move
+from core.stores.witness import WitnessStore
+from core.tables import Account, Entry, Job, Witness
+from privacy.balance import Balance
+from privacy.relation import Relation
 
 FRESH = timedelta(seconds=60)
+# Every so many entries one holds all accounts, so that a process that starts reads at most this many.
+FULL_EVERY = 100
 _LOCK = 0x51D1CE  # one comparison at a time, over all sweepers
+
+# What is kept of an account: moves, head, capacity, spent (held and settled together), terms.
+State = dict[str, Any]
 
 
 class LedgerBehindWitness(Problem):
     status, slug, title = 503, "ledger-behind-witness", "The ledger is older than its witness"
 
 
+class LedgerAltered(Problem):
+    status, slug, title = 503, "ledger-altered", "A balance was changed outside the ledger"
+
+
 class LedgerNotWitnessed(Problem):
     status, slug, title = 503, "ledger-not-witnessed", "The ledger has not been compared with its witness"
 
 
-class Shelf(Protocol):
-    """Where the witness lies: one object, replaced whole. `create` is False if there is one."""
+class WitnessLost(Problem):
+    status, slug, title = 503, "witness-lost", "Entries of the witness are missing"
 
-    def create(self, body: bytes) -> bool: ...
-    def read(self) -> bytes: ...
-    def write(self, body: bytes) -> None: ...
+
+class WitnessDamaged(Exception):
+    """An entry of the log cannot be read as one."""
+
+
+class WitnessLog:
+    """The log as one process knows it: each entry is read once, and the end is looked for before each use."""
+
+    def __init__(self, store: WitnessStore) -> None:
+        self._store = store
+        self.generation = 0
+        self.accounts: dict[str, State] = {}
+
+    def catch_up(self) -> None:
+        """Reads on to the end. Nothing is listed: entries have consecutive numbers."""
+        if self.generation == 0:
+            self._find_last_full()
+        while self._take(self.generation + 1):
+            pass
+
+    def append(self, accounts: Mapping[str, State]) -> bool:
+        """Adds what has changed; False if somebody else added an entry first."""
+        generation = self.generation + 1
+        full = generation == 1 or generation % FULL_EVERY == 0
+        changed = {id: now for id, now in accounts.items() if full or self.accounts.get(id) != now}
+        body = {"generation": generation, "full": full, "accounts": changed}
+        if not self._store.create(_key(generation), json.dumps(body).encode()):
+            return False
+        self.generation, self.accounts = generation, dict(accounts)
+        return True
+
+    def _find_last_full(self) -> None:
+        # There are no gaps, so whether an entry exists says on which side of it the log ends.
+        low, high = 0, 1
+        while self._read(high * FULL_EVERY) is not None:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._read(middle * FULL_EVERY) is not None else (low, middle)
+        if low:
+            self._take(low * FULL_EVERY)
+
+    def _take(self, generation: int) -> bool:
+        entry = self._read(generation)
+        if entry is None:
+            return False
+        self.accounts = ({} if entry["full"] else self.accounts) | entry["accounts"]
+        self.generation = generation
+        return True
+
+    def _read(self, generation: int) -> dict[str, Any] | None:
+        body = self._store.read(_key(generation))
+        if body is None:
+            return None
+        try:
+            entry: dict[str, Any] = json.loads(body)
+            if entry["generation"] == generation and {"full", "accounts"} <= entry.keys():
+                return entry
+        except (ValueError, KeyError, TypeError, AttributeError):
+            pass
+        raise WitnessDamaged(f"{_key(generation)} is not an entry of the witness")
+
+
+def _key(generation: int) -> str:
+    return f"ledger/{generation:012d}.json"
 
 
 def require_level(session: Session) -> None:
@@ -40,51 +120,145 @@ def require_level(session: Session) -> None:
     fresh = Witness.checked_at.between(func.now() - FRESH, func.now() + FRESH)
     behind, generation, fresh_now = session.execute(select(Witness.behind, Witness.generation, fresh)).one()
     if behind is not None:
+        refuse_altered(behind)
+        if behind.get("lost"):
+            raise WitnessLost(
+                "The database has been compared with entries that the witness no longer has. Put the witness "
+                "back where it was; docs/operations.md says what to do if it is lost.",
+                generation=generation,
+            )
         raise LedgerBehindWitness(
-            "Spent budget is missing from this database, as after restoring a backup. An admin can look at "
-            "/v1/admin/witness and acknowledge the loss; nothing is granted until then.",
+            "Spent budget is missing from this database, as after restoring a backup. `sluice restore` "
+            "charges it, or an admin acknowledges it at /v1/admin/witness; nothing is granted until then.",
             generation=generation,
         )
     if not fresh_now:
         raise LedgerNotWitnessed("The sweeper has not run for a while. Start it, then try again.")
 
 
-def compare(session: Session, shelf: Shelf) -> None:
-    """Compares every account with the witness; renews the witness if the ledger has moved on."""
+def refuse_altered(behind: Mapping[str, Any]) -> None:
+    """A balance that does not follow from its rows is never acknowledged, only put right."""
+    if any(found["reason"] == "altered" for found in behind["accounts"].values()):
+        raise LedgerAltered(
+            "The balance of an account does not follow from its ledger rows. Restore a backup, or have the "
+            "database owner correct the row to the values at /v1/admin/witness, as docs/operations.md says."
+        )
+
+
+def compare(session: Session, log: WitnessLog) -> None:
+    """Compares every account with the witness; appends to the witness what has moved on."""
     if not session.scalar(text(f"SELECT pg_try_advisory_xact_lock({_LOCK})")):
         return
     row = session.scalars(select(Witness)).one()
-    if row.generation == 0:
-        # A new database, or one that forgot: only where no witness exists is a first one made.
-        shelf.create(json.dumps({"generation": 1, "accounts": {}}).encode())
-    seen: dict[str, Any] = json.loads(shelf.read())
-    generation: int = seen["generation"]
-    accounts = {str(account.id): account for account in session.scalars(select(Account))}
-    lost = {
-        id: then["spent"] for id, then in seen["accounts"].items() if _behind(session, accounts.get(id), then)
-    }
-    if lost and row.acknowledged != generation:
-        behind = {"generation": generation, "accounts": lost}
+    log.catch_up()
+    generation, behind = row.generation, None
+    if log.generation < generation:
+        behind = {"generation": log.generation, "accounts": {}, "lost": True}
     else:
-        behind = None
+        accounts = _accounts(session)
+        found = _differences(session, log.accounts, accounts)
+        if row.acknowledged == log.generation:
+            # An acknowledgement counts only together with the charge: the row alone can be written by SQL.
+            found = {
+                id: one
+                for id, one in found.items()
+                if one["reason"] == "altered" or not _made_good(accounts.get(id), one)
+            }
         now = {id: _state(account) for id, account in accounts.items()}
-        if now != seen["accounts"]:
-            # Never a number that was used before, even where the witness itself was put back.
-            generation = max(generation, row.generation, row.acknowledged) + 1
-            shelf.write(json.dumps({"generation": generation, "accounts": now}).encode())
+        if found:
+            behind = {"generation": log.generation, "accounts": found}
+        elif (log.generation == 0 or now != log.accounts) and not log.append(now):
+            return  # another site appended to this witness: the next round reads it and compares again
+        generation = log.generation
     session.execute(
         update(Witness).values(checked_at=func.clock_timestamp(), generation=generation, behind=behind)
     )
 
 
-def _state(account: Account) -> dict[str, Any]:
-    return {"moves": account.moves, "head": account.head.hex(), "spent": account.held + account.settled}
+def differences(session: Session, log: WitnessLog) -> dict[str, Any]:
+    """Account → what the witness knows of it and the reason it is named: `behind` or `altered`."""
+    return _differences(session, log.accounts, _accounts(session))
 
 
-def _behind(session: Session, account: Account | None, seen: dict[str, Any]) -> bool:
+def is_behind(session: Session, account: Account | None, seen: State) -> bool:
+    """Whether the row that the witness saw last is missing from the account, or another one."""
     if account is None or account.moves < seen["moves"]:
         return True
     if account.moves == seen["moves"]:
         return bool(account.head.hex() != seen["head"])
     then = session.get(Entry, (account.id, seen["moves"]))
     return then is None or bool(then.digest.hex() != seen["head"])
+
+
+def charge_lost(session: Session, lost: Mapping[str, State], move: Move) -> None:
+    """Charges what the witness knows was spent; accounts and grants that were forgotten are made again.
+
+    Jobs that were promised something are settled and over: they may have run and been published since.
+    """
+    for id, seen in lost.items():
+        terms = seen["terms"]
+        account = session.get(Account, uuid.UUID(id))
+        if account is None:
+            account = ledger.open_account(
+                session, relation=Relation(terms["relation"]), epsilon=terms["epsilon"], delta=terms["delta"],
+                order=terms["order"], move=move, id=uuid.UUID(id),
+            )  # fmt: skip
+        elif account.capacity < seen["capacity"]:
+            # Without the forgotten grant a part of the charge would not fit, and be free after the next one.
+            ledger.raise_budget(session, account, epsilon=terms["epsilon"], move=move)
+            session.refresh(account)
+        cost = max(0, seen["spent"] - account.held - account.settled)
+        ended = ledger.forfeit(session, account, cost=cost, move=move)
+        over = update(Job).where(Job.id.in_(ended), Job.state.in_(("queued", "running")))
+        session.execute(over.values(state="failed", fault=Fault.LOST.value, finished_at=func.now()))
+
+
+def _accounts(session: Session) -> dict[str, Account]:
+    return {str(account.id): account for account in session.scalars(select(Account))}
+
+
+def _state(account: Account) -> State:
+    return {"moves": account.moves, "head": account.head.hex(), **_balance(account)}
+
+
+def _balance(account: Account) -> State:
+    terms = {name: getattr(account, name) for name in ("relation", "epsilon", "delta", "order")}
+    return {"capacity": account.capacity, "spent": account.held + account.settled, "terms": terms}
+
+
+def _differences(
+    session: Session, known: Mapping[str, State], accounts: Mapping[str, Account]
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for id in known.keys() | accounts.keys():
+        seen, account = known.get(id), accounts.get(id)
+        behind = seen is not None and is_behind(session, account, seen)
+        # The rows of an account that is behind do not continue what was witnessed: they count from the first.
+        due = account and _due(session, account, None if behind else seen)
+        if account is not None and due != _balance(account):
+            found[id] = {"reason": "altered", **(due or {})}
+        elif behind:
+            found[id] = {"reason": "behind", **(seen or {})}
+    return found
+
+
+def _due(session: Session, account: Account, seen: State | None) -> State:
+    """The balance that follows from what was witnessed and the rows since; for a new account, from all."""
+    seen = seen or {"moves": 0, "capacity": 0, "spent": 0, "terms": None}
+    balance, terms = Balance(capacity=seen["capacity"], settled=seen["spent"]), seen["terms"]
+    if seen["moves"] < account.moves:
+        # Up to the row the account was read at: it may have moved on since.
+        since = (Entry.account_id == account.id, Entry.number.between(seen["moves"] + 1, account.moves))
+        rows = select(Entry.kind, Entry.cost, Entry.job_id, Entry.terms).where(*since)
+        for kind, cost, job, granted in session.execute(rows.order_by(Entry.number)):
+            balance = balance.after({"kind": kind, "cost": cost, "job": job})
+            terms = granted or terms
+    return {"capacity": balance.capacity, "spent": balance.held + balance.settled, "terms": terms}
+
+
+def _made_good(account: Account | None, seen: State) -> bool:
+    """Whether an account that lost rows has all the spending of the witness, final and on the same terms."""
+    if account is None or account.held or account.settled < seen["spent"]:
+        return False
+    terms = _balance(account)["terms"]
+    return all(terms[name] == seen["terms"][name] for name in ("relation", "delta", "order"))

@@ -58,6 +58,9 @@ for role in service train publish sweep; do
 done
 put s3_identities.json "{\"identities\": [$identities], \"policies\": [$policies]}"
 
+# What records are fingerprinted with. Losing it means that no known record is recognised again.
+put train_fingerprint_key "$(head -c 32 /dev/urandom | base64)"
+
 # What the publisher signs releases with.
 put publish_signing_key "$(head -c 32 /dev/urandom | base64)"
 

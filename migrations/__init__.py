@@ -9,6 +9,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from psycopg import sql
+from sqlalchemy import text
 
 from core.database import connect, database_role
 
@@ -27,6 +28,9 @@ def migrate(url: str, passwords: Mapping[str, str]) -> None:
             _refuse_newer(MigrationContext.configure(connection), ScriptDirectory.from_config(config))
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+            name = connection.dialect.identifier_preparer.quote(connection.engine.url.database or "")
+            # Nobody needs a temporary table, and one could stand in for a table of ours.
+            connection.execute(text(f"REVOKE TEMPORARY, CREATE ON DATABASE {name} FROM PUBLIC"))
     finally:
         engine.dispose()
     _set_passwords(url, passwords)

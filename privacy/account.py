@@ -51,6 +51,17 @@ def cost_as_epsilon(cost: int, *, delta: float, order: float) -> float:
     return max(0.0, float(to_epsilon(cost / UNITS, delta=delta, orders=order)))
 
 
+def exceeds(cost: int, *, epsilon: float, delta: float, order: float) -> bool:
+    """Whether a total cost is more than a budget of (epsilon, delta) holds at `order`.
+
+    Two machines may differ in the last digit of a logarithm, so one unit of cost more is not held against it.
+    """
+    check_epsilon(epsilon)
+    check_delta(delta)
+    check_order(order)
+    return cost > 0 and cost_as_epsilon(cost, delta=delta, order=order) > epsilon + max(1.0, epsilon) / UNITS
+
+
 def default_order(epsilon: float, delta: float) -> int:
     """The whole order with the most room for Gaussian-like events, whose cost grows with the order."""
     check_epsilon(epsilon)

@@ -1,7 +1,8 @@
 """What a bundle consists of, the signed statement about it, and all of it that can be checked without I/O.
 
 Guarantee: a statement is one sequence of bytes; any other, even one of the same meaning, is refused. What
-passes `check_release` is the bundle that was approved, with an epsilon that its own event gives.
+passes `check_release` is the bundle that was approved, with an epsilon that its own event gives and a total
+within the budget of its account.
 """
 
 import base64
@@ -14,6 +15,8 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from privacy import owners
+from privacy.account import cost_as_epsilon, exceeds
 from privacy.accountant import Accountant, cost, epsilon
 from privacy.events import from_dict
 from privacy.problems import Problem, TooCostlyToAccount
@@ -50,6 +53,16 @@ class BundleAltered(Problem):
 class EpsilonNotReproduced(Problem):
     slug = "epsilon-not-reproduced"
     title = "The stated epsilon does not follow from the event"
+
+
+class OverBudget(Problem):
+    slug = "over-budget"
+    title = "The stated total is more than the budget of its account"
+
+
+class OwnersDiffer(Problem):
+    slug = "owners-differ"
+    title = "The owners of a relay have different deltas or relations"
 
 
 class ReleaseWithdrawn(Problem):
@@ -207,9 +220,7 @@ def check_release(
         if release_statement(**{**predicate, "hashes": _subjects(statement)}) != statement:
             raise BundleAltered("The statement has parts that are not known here; a newer client may know.")
         manifest = _agreeing(predicate, _subjects(statement), hashes, small)
-        again = _reproduced(predicate["privacy"])
-        for other in predicate["privacy"].get("others", ()):  # owners of other records in a relay
-            _reproduced(other)
+        again = _owners(predicate["privacy"])
         _refuse_withdrawn(predicate, revocations)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise BundleAltered(
@@ -251,6 +262,8 @@ def _agreeing(
         raise BundleAltered("manifest.json is that of another release.", paths=[MANIFEST])
     if json.loads(small[PRIVACY]) != predicate["privacy"]:
         raise BundleAltered("privacy.json is not what was signed.", paths=[PRIVACY])
+    if manifest.get("sources", []) != predicate["privacy"].get("sources", []):  # older releases name none
+        raise BundleAltered("manifest.json names other sources than privacy.json.", paths=[MANIFEST])
     review = predicate["review"]
     approving = {each["person"] for each in review["approvals"] if each["digest"] == predicate["bundle"]}
     if review["reviewers"] != 1:  # four eyes: the author's own do not count
@@ -258,6 +271,44 @@ def _agreeing(
     if not approving or manifest["review"] != {"reviewers": review["reviewers"]}:
         raise BundleAltered("Nobody who may approved this bundle; do not use it.", paths=[MANIFEST])
     return dict(manifest)
+
+
+def _owners(privacy: Mapping[str, Any]) -> dict[str, float | None]:
+    """The epsilons of the release's own account, if every owner's numbers follow and can be compared."""
+    stated = owners.of(privacy)
+    if any((each["relation"], each["delta"]) != (privacy["relation"], privacy["delta"]) for each in stated):
+        raise OwnersDiffer(
+            "Their epsilons cannot be compared or added; ask the publisher for another release."
+        )
+    again = [_reproduced(each) for each in stated]
+    for each in stated:
+        _require_within_budget(each)
+    return again[0]
+
+
+def _require_within_budget(privacy: Mapping[str, Any]) -> None:
+    """The total follows from its cost at the account's order, and is no more than the account's epsilon."""
+    account = privacy["account"]
+    budget, terms = account["epsilon"], {"delta": account["delta"], "order": account["order"]}
+    if "total" in privacy:
+        total, spent = privacy["total"]["epsilon"], privacy["total"]["cost"]
+        again = cost_as_epsilon(spent, **terms)
+        if not (isinstance(spent, int) and spent >= privacy["cost"] and _follows(again, total)):
+            raise EpsilonNotReproduced(
+                "The stated total does not follow from its cost.", stated=total, again=again
+            )
+        try:
+            over = exceeds(spent, epsilon=budget, **terms)
+        except Problem as problem:
+            raise EpsilonNotReproduced(f"The account has no such budget: {problem.detail}") from None
+    else:
+        # Statements of older versions have readings of everything paid for, which hold for plans that were
+        # chosen in advance and cannot be worked out again.
+        total = owners.best(privacy["total_after"])
+        over = total is None or total > budget * (1 + ROUNDING)
+    if over:
+        detail = "The account had promised or spent more than its budget; do not rely on this release."
+        raise OverBudget(detail, total=total, budget=budget)
 
 
 def _reproduced(privacy: Mapping[str, Any]) -> dict[str, float | None]:

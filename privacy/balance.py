@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
+from privacy.account import exceeds
+from privacy.problems import Problem
+
 GENESIS = bytes(32)
 _HASHED = ("account", "number", "kind", "cost", "job", "event", "readings", "terms", "actor", "reason", "at")
 
@@ -73,8 +76,12 @@ def _canonical(value: Any) -> Any:
 def fold(rows: Iterable[Mapping[str, Any]]) -> tuple[Balance, bytes, int, Broken | None]:
     """Balance, head and number of the rows up to the first that is broken, and that one if there is any."""
     balance, head, number = Balance(), GENESIS, 0
+    terms: Mapping[str, Any] | None = None
     for row in rows:
         broken = _why_broken(row, number + 1, head)
+        if broken is None and row["kind"] == "grant":
+            broken = _why_not_granted(row, balance.after(row), terms)
+            terms = row["terms"]
         if broken:
             return balance, head, number, Broken(number=number + 1, why=broken)
         balance, head, number = balance.after(row), bytes.fromhex(row["digest"]), number + 1
@@ -95,3 +102,16 @@ def _why_broken(row: Mapping[str, Any], expected: int, head: bytes) -> str | Non
     if not same:
         return "was changed after it was written"
     return None if row["kind"] in ("grant", "reserve", "settle", "void") else "is no known move"
+
+
+def _why_not_granted(row: Mapping[str, Any], after: Balance, before: Mapping[str, Any] | None) -> str | None:
+    """A grant states the budget it rests on; all grants together hold no more than that budget does."""
+    try:
+        terms = {name: row["terms"][name] for name in ("relation", "delta", "order")}
+        epsilon, delta, order = row["terms"]["epsilon"], terms["delta"], terms["order"]
+        too_much = exceeds(after.capacity, epsilon=epsilon, delta=delta, order=order)
+    except (KeyError, TypeError, Problem):
+        return "grants without the terms of a budget"
+    if before is not None and terms != {name: before[name] for name in terms}:
+        return "grants under another relation, delta or order than the first grant"
+    return "grants more than its budget holds" if too_much else None

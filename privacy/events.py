@@ -147,7 +147,8 @@ class SlicedProjection(Event):
     2 * row_bound apart. U holds `directions` unit directions of dimension `dim`, drawn afresh without
     looking at data and released with the result. `records` is the public number of rows drawn from: the
     draw is over at least that many (blank rows fill up), and batch / records is the rate. Add-remove:
-    the drawn batch has the record where otherwise it had another. Replace-one: the row is exchanged.
+    the drawn batch has the record where otherwise it had another, or a blank row. Replace-one: the row is
+    exchanged.
     """
 
     kind: ClassVar[str] = "sliced_projection"

@@ -44,7 +44,8 @@ class Servers:
 def _start() -> str:
     memory = Path("/dev/shm")  # a run needs no disk that survives it
     at = memory if memory.is_dir() and shutil.disk_usage(memory).free > 2 << 30 else None
-    stack = Stack(Path(tempfile.mkdtemp(prefix="sluice-test-", dir=at)), durable=False)
+    place = Path(tempfile.mkdtemp(prefix="sluice-test-", dir=at))
+    stack = Stack(place / "data", durable=False, witness=place / "witness")
     _run["stack"] = stack
     stack.start_servers()
     stack.prepare()
@@ -92,7 +93,7 @@ def pytest_unconfigure() -> None:
     stack = _run.pop("stack", None)
     if stack:
         stack.stop()
-        shutil.rmtree(stack.data, ignore_errors=True)
+        shutil.rmtree(stack.data.parent, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

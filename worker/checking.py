@@ -1,48 +1,135 @@
-"""Checks a sealed dataset: the file is what was declared, or it is rejected with a fault."""
+"""Checks a sealed dataset: rejected with a fault, held for a decision, or ready on its people's account."""
 
 import tempfile
 import uuid
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, cast
 
+from botocore.exceptions import ClientError
 from pydantic import TypeAdapter
-from sqlalchemy import Engine, func, select, update
+from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 
-from core import log
+from core import binding, log
 from core.faults import Failure, Fault
 from core.schema import ImageSchema, Schema, TableSchema
 from core.stores.private import PrivateStore
 from core.tables import Dataset
-from worker.validate import validate
+from core.witness import LedgerBehindWitness, LedgerNotWitnessed
+from worker.known import KeyChanged, KnownRecords
+from worker.records import Records
+from worker.records.fingerprints import Fingerprints, fingerprints
+from worker.validate import convert
 
 _log = log.get("checking")
 _SCHEMA: TypeAdapter[ImageSchema | TableSchema] = TypeAdapter(Schema)
 # Faults of this machine and moment, not of the file: worth another try.
 _PASSING = {Fault.OUT_OF_SPACE}
+_LOCK = 0x51ECD  # one dataset at a time is compared and bound, over all workers
 
 
-def check(engine: Engine, store: PrivateStore, dataset_id: uuid.UUID) -> None:
-    """Decides a dataset that waits for its check; does nothing for any other."""
-    with Session(engine, expire_on_commit=False) as session:
-        dataset = session.scalars(
-            select(Dataset).where(Dataset.id == dataset_id, Dataset.state == "checking")
-        ).one_or_none()
-    if dataset is None or dataset.sha256 is None or dataset.size is None:
-        _log.info("nothing_to_check")
-        return
-    schema = _SCHEMA.validate_python(dataset.schema)
-    with tempfile.TemporaryDirectory(prefix="sluice-check-") as directory:
-        path = Path(directory, "upload")
-        store.fetch(dataset.object_key, path)
+@dataclass(frozen=True, kw_only=True)
+class Checker:
+    """What checking needs: the records, what is known of all others, and the key of the fingerprints."""
+
+    engine: Engine
+    private: PrivateStore
+    known: KnownRecords
+    key: bytes
+
+    def check(self, dataset_id: uuid.UUID) -> None:
+        """Decides a dataset that waits for its check; does nothing for any other."""
+        with Session(self.engine, expire_on_commit=False) as session:
+            dataset = session.scalars(
+                select(Dataset).where(Dataset.id == dataset_id, Dataset.state == "checking")
+            ).one_or_none()
+        if dataset is None:
+            _log.info("nothing_to_check")
+            return
         try:
-            report = validate(path, schema, sha256=dataset.sha256.hex(), size=dataset.size)
-            values = {"state": "ready", "report": asdict(report)}
+            state = self._decided(dataset_id) or self._read(dataset)
+        except (LedgerBehindWitness, LedgerNotWitnessed) as problem:
+            _log.warning("check_postponed", dataset_id=str(dataset_id), why=problem.slug)
+        except KeyChanged as problem:
+            _log.error("check_postponed", dataset_id=str(dataset_id), why=str(problem))
+        else:
+            _log.info("dataset_checked", dataset_id=str(dataset_id), state=state)
+
+    def _decided(self, dataset_id: uuid.UUID) -> str | None:
+        with self._alone():
+            with Session(self.engine) as session, session.begin():
+                state = binding.bind_decided(session, dataset_id)
+            self._remember_bindings()
+        return state
+
+    def _read(self, dataset: Dataset) -> str | None:
+        try:
+            found, report = self._fingerprints(dataset)
         except Failure as failure:
             if failure.fault in _PASSING:
                 raise
-            values = {"state": "rejected", "fault": failure.fault.value}
-    decided = update(Dataset).where(Dataset.id == dataset_id, Dataset.state == "checking")
-    with engine.begin() as connection:
-        connection.execute(decided.values(checked_at=func.now(), **values))
-    _log.info("dataset_checked", dataset_id=str(dataset_id), state=values["state"])
+            with Session(self.engine) as session, session.begin():
+                return binding.reject(session, dataset.id, failure.fault)
+        with self._alone():
+            unreadable = self._remember_bindings()
+            overlaps = dict.fromkeys(unreadable, 0.0) | self._overlaps(dataset.id, found)
+            self.known.add(dataset.id, found.sketch())
+            with Session(self.engine) as session, session.begin():
+                state = binding.bind(
+                    session, dataset.id, overlaps=overlaps, few=found.few, report=report,
+                    accounts=self.known.accounts,
+                )  # fmt: skip
+            self._remember_bindings()
+        return state
+
+    def _fingerprints(self, dataset: Dataset) -> tuple[Fingerprints, dict[str, Any]]:
+        schema = _SCHEMA.validate_python(dataset.schema)
+        with tempfile.TemporaryDirectory(prefix="sluice-check-") as directory:
+            path, work = Path(directory, "upload"), Path(directory, "records")
+            work.mkdir()
+            self.private.fetch(dataset.object_key, path)
+            sha256, size = (dataset.sha256 or b"").hex(), dataset.size or 0
+            report = convert(path, schema, work, sha256=sha256, size=size)
+            return fingerprints(Records(schema, work), self.key), asdict(report)
+
+    def _overlaps(self, dataset_id: uuid.UUID, found: Fingerprints) -> dict[uuid.UUID, float]:
+        """Other datasets with a share of these records; not those rejected, or deleted without an account."""
+        with Session(self.engine) as session:
+            never = Dataset.account_id.is_(None) & Dataset.state.in_(("rejected", "deleted"))
+            over = set(session.scalars(select(Dataset.id).where(never)))
+        overlaps = {}
+        for other, sketch in self.known.sketches():
+            if other != dataset_id and other not in over and (share := found.overlap(sketch)):
+                overlaps[other] = share
+        return overlaps
+
+    def _remember_bindings(self) -> list[uuid.UUID]:
+        """Writes down which accounts datasets are on, and the records of datasets bound by an older version.
+
+        Gives those whose records cannot be read: nothing can be compared with them.
+        """
+        self.known.catch_up()
+        with Session(self.engine, expire_on_commit=False) as session:
+            bound = session.scalars(select(Dataset).where(Dataset.account_id.is_not(None))).all()
+        unreadable = []
+        for dataset in bound:
+            try:
+                if dataset.id not in self.known.datasets:
+                    self.known.add(dataset.id, self._fingerprints(dataset)[0].sketch())
+            except (Failure, ClientError):
+                unreadable.append(dataset.id)
+            self.known.bound(dataset.id, cast(uuid.UUID, dataset.account_id))
+        return unreadable
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Two uploads of the same records, compared at the same moment, would both be new."""
+        with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.execute(text(f"SELECT pg_advisory_lock({_LOCK})"))
+            try:
+                yield
+            finally:
+                connection.execute(text(f"SELECT pg_advisory_unlock({_LOCK})"))

@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from core import log
 from core.parts import BEAT_SECONDS, beat, leave
 from core.settings import PublishSettings, SettingsProblem, SweepSettings, TrainSettings, load
+from core.witness import WitnessDamaged
 
 _log = log.get("life")
 S = TypeVar("S", bound="TrainSettings | PublishSettings | SweepSettings")
@@ -47,7 +48,7 @@ def live(
             beat(engine, role)
             work()
             trouble = False
-        except (SQLAlchemyError, RedisError, BotoCoreError, ClientError) as problem:
+        except (SQLAlchemyError, RedisError, BotoCoreError, ClientError, OSError, WitnessDamaged) as problem:
             if not trouble:
                 _log.warning("part_lost_server", kind=type(problem).__name__)
             trouble = True

@@ -33,22 +33,19 @@ from sqlalchemy.orm import Session, undefer
 from core import log
 from core.database import connect
 from core.faults import Failure, Fault
-from core.ledger import price
 from core.queue import bell, ring
 from core.schema import ImageSchema, Schema, TableSchema
 from core.settings import PublishSettings
 from core.stores import s3
 from core.stores.bundles import Bundles
 from core.stores.public import PublicStore
-from core.tables import Account, Approval, Dataset, Entry, Job, Release, Revocations, SigningKey
+from core.tables import Approval, Dataset, Job, Release, Revocations, SigningKey
 from privacy import attest
-from privacy.accountant import Accountant
 from privacy.attest import ATTESTATION, MANIFEST, PRIVACY, SUMS, Signer
-from privacy.events import Composition, Event, from_dict
 from privacy.problems import Problem as PrivacyProblem
-from privacy.relation import Relation
 from worker import life
 from worker.claims import LEASE, MOST_ATTEMPTS, Fenced
+from worker.paid import all_paid, require_stated
 
 _log = log.get("publish")
 _SCHEMA: TypeAdapter[ImageSchema | TableSchema] = TypeAdapter(Schema)
@@ -161,6 +158,11 @@ class Publisher:
         else:
             held.write(fault=fault and fault.value, lease_until=func.now() + AGAIN)
 
+    def _snapshot(self) -> Session:
+        """All that is read in it is of one moment: the ledger that is stated is the one that was verified."""
+        engine = self.engine.execution_options(isolation_level="REPEATABLE READ")
+        return Session(engine, expire_on_commit=False)
+
     # Building
 
     def _build(self, held: Hold) -> None:
@@ -169,15 +171,19 @@ class Publisher:
         row = held.row
         if row.fence > MOST_ATTEMPTS * row.build:
             raise Failure(Fault.LOST)
-        with Session(self.engine, expire_on_commit=False) as session:
+        with self._snapshot() as session:
             job = session.get_one(Job, row.job_id)
+            source = session.get_one(Dataset, job.source_id) if job.source_id else None
             # A classifier has the classes of the public images that it learned labels from.
-            declared = session.get_one(Dataset, job.source_id or job.dataset_id)
+            declared = source or session.get_one(Dataset, job.dataset_id)
             schema = _SCHEMA.validate_python(declared.schema)
-            paid = _all_paid(session, job)
+            paid = all_paid(session, job)
         if not isinstance(schema, ImageSchema):
             raise Failure(Fault.UNFIT_SYNTHESIZER)
-        privacy = paid[0].statement() | {"others": [each.statement() for each in paid[1:]]}
+        privacy = paid[0].statement() | {
+            "others": [each.statement() for each in paid[1:]],
+            "sources": [_described(source, schema)] if source else [],
+        }
         facts = bundle.Facts(
             release=str(row.id), name=row.name, note=row.note, licence=row.licence,
             created_at=_moment(row.created_at), reviewers=row.reviewers, count=row.count, seed=row.seed,
@@ -234,10 +240,11 @@ class Publisher:
             if hashes[SUMS] != digest.hex() or small[SUMS] != attest.sums(hashes):
                 raise Failure(Fault.BUNDLE_ALTERED)
             self.point("refetched")
-            with Session(self.engine, expire_on_commit=False) as session:
-                _all_paid(session, session.get_one(Job, row.job_id))
+            with self._snapshot() as session:
+                paid = all_paid(session, session.get_one(Job, row.job_id))
                 approvals = _approvals(session, row)
                 keys = {key.id: key.public for key in session.scalars(select(SigningKey))}
+            require_stated(paid, json.loads(small[PRIVACY]))
             envelope = (row.attestation or "").encode() or self._sign(held, hashes, small, approvals)
             self.point("signed")
             # Looked at with the analysts' own eyes, before there is anything for them to see.
@@ -336,78 +343,13 @@ def _moment(at: datetime) -> str:
     return at.astimezone(UTC).isoformat(timespec="microseconds")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Paid:
-    """What a job cost one account, from the ledger's own rows; of a relay, all it paid for."""
-
-    account: Account
-    entry: Entry
-    cost: int
-    event: Event
-    before: tuple[Event, ...]
-
-    def statement(self) -> dict[str, Any]:
-        """privacy.json. Epsilons are read from the events here, not taken from anybody's word."""
-        account, relation = self.account, Relation(self.account.relation)
-
-        def read(events: tuple[Event, ...]) -> dict[str, float | None]:
-            return {
-                each.value: attest.readable(each, event=events, delta=account.delta, relation=relation)
-                for each in Accountant
-            }
-
-        return {
-            "unit": "one record", "relation": relation.value, "delta": account.delta,
-            "event": self.event.to_dict(), "cost": self.cost, "epsilon": read((self.event,)),
-            "total_after": read((*self.before, self.event)),
-            "account": {
-                "id": str(account.id), "epsilon": account.epsilon, "delta": account.delta,
-                "order": account.order,
-            },
-            "entry": {"number": self.entry.number, "digest": self.entry.digest.hex()},
-            "head": {"number": account.moves, "digest": account.head.hex()},
-        }  # fmt: skip
-
-
-def _all_paid(session: Session, job: Job) -> list[Paid]:
-    """What every owner paid, the job's own account first: of a relay, all jobs that it goes on from count."""
-    by_account: dict[uuid.UUID, list[Job]] = {}
-    last: Job | None = job
-    while last is not None:
-        by_account.setdefault(last.account_id, []).append(last)
-        last = session.get_one(Job, last.after_id) if last.after_id else None
-    return [_paid(session, jobs) for jobs in by_account.values()]
-
-
-def _paid(session: Session, jobs: list[Job]) -> Paid:
-    """The rows that paid for jobs of one account, if they did pay for what these did, and for good."""
-    account = session.get_one(Account, jobs[0].account_id)
-    rows = select(Entry).where(Entry.account_id == account.id).order_by(Entry.number)
-    entries = list(session.scalars(rows.where(Entry.kind != "grant")))
-    reserves = []
-    for job in jobs:
-        mine = {entry.kind: entry for entry in entries if entry.job_id == job.id}
-        if job.state != "trained" or set(mine) != {"reserve", "settle"}:
-            raise Failure(Fault.NOT_SETTLED)
-        entry = mine["reserve"]
-        if (
-            from_dict(job.event) != from_dict(entry.event)
-            or price(from_dict(entry.event), account) > entry.cost
-        ):
-            raise Failure(Fault.ACCOUNTING_MISMATCH)
-        reserves.append(entry)
-    reserves.sort(key=lambda each: each.number)
-    last, paid_for = reserves[-1], tuple(from_dict(each.event) for each in reserves)
-    others = {each.job_id for each in entries if each.kind == "void"} | {each.job_id for each in reserves}
-    before = tuple(
-        from_dict(each.event)
-        for each in entries
-        if each.kind == "reserve" and each.number < last.number and each.job_id not in others
-    )
-    return Paid(
-        account=account, entry=last, cost=sum(each.cost for each in reserves), before=before,
-        event=paid_for[0] if len(paid_for) == 1 else Composition(events=paid_for),
-    )  # fmt: skip
+def _described(source: Dataset, schema: ImageSchema) -> dict[str, Any]:
+    """A public dataset that was learned from without a charge, by facts that were declared or uploaded."""
+    shape = {"kind": schema.kind, "height": schema.height, "width": schema.width, "channels": schema.channels}
+    return {
+        "name": source.name, "sha256": (source.sha256 or b"").hex(), "declared_public": source.public,
+        "records": source.nominal_size, "schema": shape,
+    }  # fmt: skip
 
 
 def _approvals(session: Session, row: Release) -> list[dict[str, str]]:

@@ -22,10 +22,9 @@ from core.ledger import Move
 from core.parts import forget_gone
 from core.queue import bell, ring
 from core.settings import SweepSettings
-from core.stores import s3
-from core.stores.witness import WitnessShelf
+from core.stores.witness import witness_store
 from core.tables import Dataset, Job, Release, Revocations
-from core.witness import Shelf, compare
+from core.witness import WitnessLog, compare
 from worker import life
 from worker.claims import MOST_ATTEMPTS
 
@@ -33,9 +32,9 @@ _log = log.get("sweep")
 SWEEP_SECONDS = 2.0
 
 
-def keep_witness(engine: Engine, shelf: Shelf) -> None:
+def keep_witness(engine: Engine, witness: WitnessLog) -> None:
     with Session(engine) as session, session.begin():
-        compare(session, shelf)
+        compare(session, witness)
 
 
 def waiting(session: Session) -> list[tuple[str, object]]:
@@ -103,12 +102,12 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    shelf = WitnessShelf(s3.client_for(settings), settings.vault_bucket)
+    witness = WitnessLog(witness_store(settings))
     train, publish = bell("train", url), bell("publish", url)
     queue = redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5)
 
     def work() -> None:
-        keep_witness(engine, shelf)
+        keep_witness(engine, witness)
         end_hopeless(engine)
         ring_again(engine, train, lambda: int(queue.llen("train:train")))
         ring_again(engine, publish, lambda: int(queue.llen("publish:publish")), unpublished)

@@ -3,7 +3,9 @@
 `python -m worker.train`, one process per GPU (CUDA_VISIBLE_DEVICES) or for the CPU.
 """
 
+import base64
 import os
+import threading
 import uuid
 from collections.abc import Callable
 
@@ -16,14 +18,18 @@ from core.settings import TrainSettings
 from core.stores import s3
 from core.stores.private import PrivateStore
 from core.stores.vault import Vault
+from core.stores.witness import witness_store
+from core.witness import WitnessLog
 from worker import life
-from worker.checking import check
+from worker.checking import Checker
+from worker.known import KnownRecords
+from worker.tidying import tidy_until
 from worker.training import Trainer
 
 _log = log.get("train")
 
 
-def register(app: Celery, trainer: Trainer) -> None:
+def register(app: Celery, trainer: Trainer, checker: Checker) -> None:
     """The two things that can be rung for. A message is an id; anything else finds nothing to do."""
 
     def answer(name: str, do: Callable[[uuid.UUID], object]) -> None:
@@ -39,7 +45,7 @@ def register(app: Celery, trainer: Trainer) -> None:
         app.task(task, name=name)
 
     answer("train.run", trainer.run)
-    answer("train.check", lambda id: check(trainer.engine, trainer.private, id))
+    answer("train.check", checker.check)
 
 
 def make_trainer(settings: TrainSettings) -> Trainer:
@@ -48,7 +54,15 @@ def make_trainer(settings: TrainSettings) -> Trainer:
         engine=connect(str(settings.database_url)),
         private=PrivateStore(client, settings.private_bucket),
         vault=Vault(client, settings.vault_bucket),
+        witness=WitnessLog(witness_store(settings)),
+        diagnostics=settings.diagnostics,
     )
+
+
+def make_checker(settings: TrainSettings, trainer: Trainer) -> Checker:
+    key = base64.b64decode(settings.fingerprint_key.get_secret_value())
+    known = KnownRecords(witness_store(settings), key)
+    return Checker(engine=trainer.engine, private=trainer.private, known=known, key=key)
 
 
 def main() -> None:
@@ -57,7 +71,10 @@ def main() -> None:
     settings = life.settings_or_exit(TrainSettings, "train")
     trainer, url = make_trainer(settings), str(settings.queue_url)
     app = bell("train", url)
-    register(app, trainer)
+    register(app, trainer, make_checker(settings, trainer))
+    # In a thread of its own: a task would wait for the training that runs.
+    rounds = (trainer.stopping, trainer.engine, trainer.vault)
+    threading.Thread(target=tidy_until, args=rounds, name="tidying", daemon=True).start()
     life.serve(app, trainer.engine, url, "train", stopping=trainer.stopping)
 
 

@@ -1,7 +1,8 @@
 """The life of one job on the private side: claim, witness, open, follow, checkpoint, settle.
 
-Guarantee: no private byte is read before the charge is committed and witnessed outside the database; each
-end is one transaction under the fence; progress is step counts alone. docs/guarantees.md#jobs
+Guarantee: no private byte is read before the charge is committed, witnessed outside the database and part of
+a ledger that verifies; each end is one transaction under the fence; progress is step counts alone.
+docs/guarantees.md#jobs
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -29,11 +30,14 @@ from core.ledger import price
 from core.schema import ImageSchema, Schema, TableSchema
 from core.stores.private import PrivateStore
 from core.stores.vault import Vault
-from core.tables import Account, Dataset, Job
+from core.tables import Account, Dataset, Entry, Job
+from core.witness import WitnessLog, is_behind
 from privacy.plans import Plan, plan_from_dict
 from privacy.problems import Problem as PrivacyProblem
 from worker import plot
 from worker.claims import LEASE, MOST_ATTEMPTS, Claim, Fenced, claim
+from worker.paid import require_reserved, verified
+from worker.tidying import tidy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,6 +61,8 @@ class Trainer:
     engine: Engine
     private: PrivateStore
     vault: Vault
+    witness: WitnessLog
+    diagnostics: bool = False  # whether losses and norms are kept for the job's owner
     stopping: threading.Event = field(default_factory=threading.Event)
     lease: timedelta = LEASE
     checkpoint_seconds: float = 60.0
@@ -108,7 +114,7 @@ class Trainer:
             self.point("failing")
             held.failed(fault)
             self.point("failed")
-            self.vault.wipe_checkpoints(held.job.id, held.fence)
+            tidy(self.engine, self.vault, held.job.id)
         return False
 
     def _train(self, held: Claim, pulse: "Pulse") -> None:
@@ -119,6 +125,7 @@ class Trainer:
         self.point("planned")
         self._await_witness(held)
         self.point("witnessed")
+        self._verify_ledger(held, plan)
         held.open()
         self.point("opened")
         with tempfile.TemporaryDirectory(prefix="sluice-train-") as directory:
@@ -137,7 +144,7 @@ class Trainer:
         self.point("stored")
         held.trained(synthesizer_key=key, synthesizer_sha256=digest.digest(), steps=job.steps)
         self.point("settled")
-        self.vault.wipe_checkpoints(job.id, held.fence)
+        tidy(self.engine, self.vault, job.id)
         self.point("wiped")
         _log.info("job_trained", job_id=str(job.id))
 
@@ -156,16 +163,33 @@ class Trainer:
             raise Failure(Fault.ACCOUNTING_MISMATCH)
         return plan
 
+    def _verify_ledger(self, held: Claim, plan: Plan) -> None:
+        """The account's whole chain of rows holds, and one of them pays for this plan."""
+        mine = select(Entry).where(Entry.account_id == held.job.account_id, Entry.job_id == held.job.id)
+        with Session(self.engine) as session:
+            account = verified(session, held.job.account_id)
+            entry = session.scalars(mine.where(Entry.kind == "reserve")).one_or_none()
+            require_reserved(account, entry, plan.event())
+
     def _await_witness(self, held: Claim) -> None:
-        """Waits until the witness outside the database knows the row that pays for this job."""
+        """Waits until the witness outside the database knows the row that pays for this job.
+
+        A database that is behind the witness has been restored: the job may have run and been published
+        already, so its charge pays for no second run.
+        """
         number = held.reserved_at()
         until = time.monotonic() + _WITNESS_SECONDS
-        while True:
-            known = self.vault.witnessed().get(str(held.job.account_id))
-            if known is not None and known["moves"] >= number:
-                return
+        while not self._witnessed(held.job.account_id, number):
             if time.monotonic() > until or self.stopping.wait(0.2):
                 raise HandBack
+
+    def _witnessed(self, account_id: uuid.UUID, number: int) -> bool:
+        self.witness.catch_up()
+        seen = self.witness.accounts.get(str(account_id))
+        if seen is None or seen["moves"] < number:
+            return False
+        with Session(self.engine) as session:
+            return not is_behind(session, session.get(Account, account_id), seen)
 
     def _opened(self, held: Claim, plan: Plan, directory: Path) -> "Training":
         """Records from the private bucket, and a trainer on them, gone on from the last checkpoint if any."""
@@ -212,11 +236,12 @@ class Trainer:
 
     def _follow(self, held: Claim, training: "Training", pulse: "Pulse") -> None:
         """Step by step; stops within one step of being told to."""
-        diagnostics = Diagnostics()
+        diagnostics = Diagnostics() if self.diagnostics else None
         saved = time.monotonic()
         for progress in training.steps():
             pulse.step = progress.step
-            diagnostics.add(progress.step, progress.steps, training)
+            if diagnostics is not None:
+                diagnostics.add(progress.step, progress.steps, training)
             self.point("stepped")
             pulse.check()
             stopping = self.stopping.is_set()
@@ -228,7 +253,7 @@ class Trainer:
         self._diagnose(held, diagnostics)
         self.point("diagnostics")
 
-    def _save(self, held: Claim, training: "Training", diagnostics: "Diagnostics") -> None:
+    def _save(self, held: Claim, training: "Training", diagnostics: "Diagnostics | None") -> None:
         self.point("before checkpoint")
         self.vault.put_checkpoint(held.job.id, held.fence, _saved(training.checkpoint()))
         self._diagnose(held, diagnostics)
@@ -236,8 +261,10 @@ class Trainer:
         held.checkpointed()
         self.point("checkpointed")
 
-    def _diagnose(self, held: Claim, diagnostics: "Diagnostics") -> None:
+    def _diagnose(self, held: Claim, diagnostics: "Diagnostics | None") -> None:
         """Into the vault, and into a row that the service shows to the job's curator and to nobody else."""
+        if diagnostics is None:
+            return
         files = diagnostics.files()
         self.vault.put_diagnostics(held.job.id, held.fence, files)
         held.diagnosed(lines=files["jsonl"].decode(), picture=files["svg"].decode())
@@ -327,5 +354,5 @@ def _fault_of(problem: Exception) -> Fault | None:
 
 _OF_JOBS = {
     Fault.DIVERGED, Fault.SCHEMA_MISMATCH, Fault.ACCOUNTING_MISMATCH, Fault.LOST, Fault.CANCELLED,
-    Fault.OUT_OF_MEMORY,
+    Fault.OUT_OF_MEMORY, Fault.LEDGER_BROKEN,
 }  # fmt: skip

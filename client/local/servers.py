@@ -259,7 +259,7 @@ class Seaweed:
         knock(self.ports[6])
         admin = s3.client(endpoint=self.endpoint, region="us-east-1", attempts=1, **self.identities["admin"])
         buckets = Buckets()
-        for bucket in (buckets.private, buckets.vault, buckets.public):
+        for bucket in vars(buckets).values():
             try:
                 admin.head_bucket(Bucket=bucket)
             except ClientError as problem:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote, urlsplit, urlunsplit
 
+from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from client.local import state as data_directory
@@ -23,15 +24,30 @@ from client.problems import CannotRun
 from core.database import connect, database_role
 from core.people import first_admin
 from core.stores.access import ROLES as S3_ROLES
+from core.tables import Witness
 
+# Settings of the site that `sluice up` hands to its children as they are.
+_PASSED_ON = {
+    "service": ("REVIEWERS", "CAP_EPSILON", "CAP_DELTA", "CAP_DELTA_TIMES_RECORDS", "DIAGNOSTICS"),
+    "train": ("DIAGNOSTICS",),
+}
 _MOST_STILLBORN = 5  # ends in a row before being ready: then it is no accident
 
 
 class Stack:
     """The servers and our processes under one data directory. Use from the main thread."""
 
-    def __init__(self, data: Path, *, port: int = 8000, durable: bool = True) -> None:
+    def __init__(
+        self,
+        data: Path,
+        *,
+        port: int = 8000,
+        durable: bool = True,
+        witness: Path | None = None,
+        lost_witness: bool = False,
+    ) -> None:
         self.data, self.port, self.durable = data.resolve(), port, durable
+        self.lost_witness = lost_witness
         self.stopping = threading.Event()
         self.timings: dict[str, float] = {}
         self.first_key: str | None = None  # of the admin, in the run that made the directory
@@ -41,6 +57,7 @@ class Stack:
         try:
             self.state = data_directory.load(self.data)
             self._choose_servers()
+            self.witness = self._choose_witness(witness)
         except BaseException:
             self._lock.close()
             raise
@@ -58,6 +75,15 @@ class Stack:
             self.s3_endpoint = self.seaweed.endpoint
         else:
             self._require_identities()
+
+    def _choose_witness(self, chosen: Path | None) -> Path | None:
+        """A directory, unless the S3 server is elsewhere and a bucket there is named."""
+        if chosen is None and not self.seaweed and os.environ.get("SLUICE_WITNESS_BUCKET"):
+            return None
+        directory = data_directory.witness_directory(self.data, self.state, chosen, lost=self.lost_witness)
+        self.state["witness"] = str(directory)
+        data_directory.save(self.data, self.state)
+        return directory
 
     def _require_identities(self) -> None:
         for role in S3_ROLES:
@@ -89,14 +115,21 @@ class Stack:
                 )
                 settings[f"S3_{key.upper()}"] = own
             if not self.seaweed:
-                names = ("S3_REGION", "PRIVATE_BUCKET", "VAULT_BUCKET", "PUBLIC_BUCKET")
+                names = ("S3_REGION", "PRIVATE_BUCKET", "VAULT_BUCKET", "PUBLIC_BUCKET", "WITNESS_BUCKET")
                 settings |= {
                     name: os.environ[f"SLUICE_{name}"] for name in names if f"SLUICE_{name}" in os.environ
                 }
+        if role in ("train", "sweep") and self.witness:
+            settings["WITNESS_DIR"] = str(self.witness)
         if role == "publish":
             settings["SIGNING_KEY"] = self.state["signing_key"]
-        elif role == "service" and (reviewers := os.environ.get("SLUICE_REVIEWERS")):
-            settings["REVIEWERS"] = reviewers
+        elif role == "train":
+            settings["FINGERPRINT_KEY"] = self.state["fingerprint_key"]
+        settings |= {
+            name: os.environ[f"SLUICE_{name}"]
+            for name in _PASSED_ON.get(role, ())
+            if f"SLUICE_{name}" in os.environ
+        }
         return {f"SLUICE_{name}": value for name, value in settings.items()}
 
     def _database_url(self, role: str) -> str:
@@ -146,6 +179,8 @@ class Stack:
         engine = connect(self.owner_url)
         with Session(engine) as session, session.begin():
             self.first_key = first_admin(session)
+            if self.lost_witness:
+                session.execute(update(Witness).values(generation=0))
         engine.dispose()
         self.timings["migrations"] = time.monotonic() - began
 

@@ -3,6 +3,7 @@
 import base64
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import secrets
@@ -13,6 +14,7 @@ from typing import IO, Any
 
 from client.local.child import HOST, port_is_free
 from client.problems import CannotRun
+from core.stores.witness import DirectoryWitness
 
 VERSION = 1
 ROLES = ("service", "train", "publish", "sweep")
@@ -54,17 +56,31 @@ def _why(data: Path, problem: OSError) -> str:
     return f"cannot write to {data} ({reason}): choose a directory of your own with --data"
 
 
+def read(data: Path) -> dict[str, Any]:
+    """What state.json says, or nothing if there is none yet."""
+    path = data / "state.json"
+    try:
+        state: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        raise CannotRun(
+            f"{path} is damaged: restore it from a backup; without it the data cannot be opened"
+        ) from None
+    return state
+
+
+def site_of(state: dict[str, Any]) -> str:
+    """The name of a site, which its witness is marked with.
+
+    It follows from a secret that is made once, so that a backup from before sites had names has the same one.
+    """
+    return state.get("site") or hashlib.sha256(b"site" + state["s3_internal"].encode()).hexdigest()[:32]
+
+
 def load(data: Path) -> dict[str, Any]:
     """Passwords are made once; ports are kept while they are free, so that addresses stay the same."""
-    path = data / "state.json"
-    state: dict[str, Any] = {}
-    if path.exists():
-        try:
-            state = json.loads(path.read_text())
-        except ValueError:
-            raise CannotRun(
-                f"{path} is damaged: restore it from a backup; without it the data cannot be opened"
-            ) from None
+    state = read(data)
     if state.get("version", VERSION) > VERSION:
         raise CannotRun(
             f"{data} was written by a newer Sluice (layout {state['version']}, this one knows {VERSION}): "
@@ -81,13 +97,61 @@ def load(data: Path) -> dict[str, Any]:
         for name in names:
             kept.setdefault(name, make())
     state.setdefault("s3_internal", secrets.token_hex(32))
+    # Not made anew while records are remembered under it: the worker would refuse to check uploads.
+    state.setdefault("fingerprint_key", base64.b64encode(secrets.token_bytes(32)).decode())
     # Removed, it is made anew too: releases signed with the old one stay verifiable by its public half.
     state.setdefault("signing_key", base64.b64encode(secrets.token_bytes(32)).decode())
+    state["site"] = site_of(state)
     ports = state.get("ports", [])
     if len(ports) != SERVER_PORTS + 2 or not all(map(port_is_free, ports)):
         state["ports"] = _free_ports(SERVER_PORTS) + _free_pair()
-    write_private(path, json.dumps(state, indent=1))
+    save(data, state)
     return state
+
+
+def save(data: Path, state: dict[str, Any]) -> None:
+    write_private(data / "state.json", json.dumps(state, indent=1))
+
+
+def witness_directory(data: Path, state: dict[str, Any], chosen: Path | None, *, lost: bool = False) -> Path:
+    """Where the witness of this site is: as chosen, as remembered, or in the user's state directory.
+
+    It is made once, for a site that has none yet, or where `lost` says that the old one is gone. Afterwards
+    one that is not there is an error: an empty directory in its place would know of no spending.
+    """
+    remembered = state.get("witness")
+    directory = (chosen or Path(remembered or default_witness(state["site"]))).resolve()
+    if directory == data or data in directory.parents:
+        raise CannotRun(
+            f"{directory} is inside the data directory, and a restored copy of that would bring back an old "
+            "witness: choose a directory outside it with --witness"
+        )
+    try:
+        if lost or remembered is None:
+            _make_witness(directory, state["site"])
+        found = DirectoryWitness(directory).read("site")
+    except OSError as problem:
+        reason = os.strerror(problem.errno).lower() if problem.errno else "no such directory"
+        raise CannotRun(f"the witness of this site is not in {directory} ({reason}): {FIND_IT}") from None
+    if found != state["site"].encode():
+        raise CannotRun(f"{directory} is not the witness of this site: {FIND_IT}")
+    return directory
+
+
+FIND_IT = (
+    "name the directory it is in with --witness; if it is lost, see 'A lost witness' in docs/operations.md"
+)
+
+
+def default_witness(site: str) -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "sluice/witness" / site
+
+
+def _make_witness(directory: Path, site: str) -> None:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not any(directory.iterdir()):
+        directory.chmod(0o700)
+        DirectoryWitness(directory).create("site", site.encode())
 
 
 def write_private(path: Path, text: str) -> None:

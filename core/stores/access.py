@@ -7,6 +7,8 @@ ROLES = ("service", "train", "publish", "sweep")
 
 PUT = ("s3:PutObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
 GET = ("s3:GetObject",)
+PUT_WHOLE = ("s3:PutObject",)
+DELETE = ("s3:DeleteObject", "s3:DeleteObjectVersion")  # AWS wants both to delete a version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,46 +16,63 @@ class Buckets:
     private: str = "sluice-private"
     vault: str = "sluice-vault"
     public: str = "sluice-public"
+    witness: str = "sluice-witness"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Right:
+    """Actions on the objects of a bucket under a prefix; or, with `of_bucket`, on the bucket as a whole."""
+
     bucket: str
     prefix: str = ""
     actions: tuple[str, ...]
+    of_bucket: bool = False
 
+    def statement(self, names: Buckets) -> dict[str, Any]:
+        bucket = f"arn:aws:s3:::{getattr(names, self.bucket)}"
+        statement: dict[str, Any] = {"Effect": "Allow", "Action": list(self.actions)}
+        if not self.of_bucket:
+            return statement | {"Resource": [f"{bucket}/{self.prefix}*"]}
+        statement["Resource"] = [bucket]
+        if self.prefix:
+            statement["Condition"] = {"StringLike": {"s3:prefix": [f"{self.prefix}*"]}}
+        return statement
+
+
+def _kept(prefix: str) -> tuple[Right, Right]:
+    """What training leaves in the vault: written, read, and deleted with all its versions when it is over."""
+    return (
+        Right(bucket="vault", prefix=prefix, actions=GET + PUT + DELETE),
+        Right(bucket="vault", prefix=prefix, actions=("s3:ListBucketVersions",), of_bucket=True),
+    )
+
+
+# To somebody who may not list, S3 says 403 for a key that does not exist: the witness needs to know which.
+_KNOWS_WHAT_IS_MISSING = Right(bucket="witness", actions=("s3:ListBucket",), of_bucket=True)
 
 # A signed URL carries the signer's rights, so the service may put what it signs uploads for and get what it
-# signs downloads for. Nobody lists, nobody can both read private records and publish, and the one thing
-# anybody deletes is a release that was withdrawn: its signed links must be dead at once.
+# signs downloads for. Nobody can both read private records and publish. Two roles delete: publish a release
+# that was withdrawn, so that its signed links stop working at once; train what its jobs no longer need.
+# S3 has no right to create without the right to overwrite; docs/deploy.md says how the witness is protected.
 ACCESS: dict[str, tuple[Right, ...]] = {
     "service": (Right(bucket="private", actions=PUT), Right(bucket="public", actions=GET)),
     "train": (
         Right(bucket="private", actions=GET),
-        *(Right(bucket="vault", prefix=f"{kept}/", actions=GET + PUT)
-          for kept in ("checkpoints", "diagnostics", "synthesizers")),
-        Right(bucket="vault", prefix="witness/", actions=GET),
+        *_kept("checkpoints/"), *_kept("diagnostics/"), *_kept("synthesizers/"),
+        Right(bucket="witness", actions=GET),
+        Right(bucket="witness", prefix="fingerprints/", actions=PUT_WHOLE),
+        _KNOWS_WHAT_IS_MISSING,
     ),
     "publish": (
         Right(bucket="vault", prefix="synthesizers/", actions=GET),
         Right(bucket="vault", prefix="bundles/", actions=GET + PUT),
         Right(bucket="public", actions=(*PUT, "s3:DeleteObject")),
     ),
-    "sweep": (Right(bucket="vault", prefix="witness/", actions=GET + PUT),),
+    "sweep": (Right(bucket="witness", prefix="ledger/", actions=GET + PUT_WHOLE), _KNOWS_WHAT_IS_MISSING),
 }  # fmt: skip
 
 
 def policy(role: str, buckets: Buckets | None = None) -> dict[str, Any]:
     """The IAM policy document of a role, as AWS and the local server both read it."""
     names = buckets or Buckets()
-    return {
-        "Version": "2012-10-17",
-        "Statement": [
-            {
-                "Effect": "Allow",
-                "Action": list(right.actions),
-                "Resource": [f"arn:aws:s3:::{getattr(names, right.bucket)}/{right.prefix}*"],
-            }
-            for right in ACCESS[role]
-        ],
-    }
+    return {"Version": "2012-10-17", "Statement": [right.statement(names) for right in ACCESS[role]]}

@@ -8,9 +8,9 @@ from botocore.config import Config
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
-    from core.settings import PublishSettings, ServiceSettings, SweepSettings, TrainSettings
+    from core.settings import PublishSettings, ServiceSettings, SweepSettings, TrainSettings, WitnessSettings
 
-    HasIdentity = ServiceSettings | TrainSettings | PublishSettings | SweepSettings
+    HasIdentity = ServiceSettings | TrainSettings | PublishSettings | SweepSettings | WitnessSettings
 
 
 def client_for(settings: "HasIdentity") -> "S3Client":

@@ -14,10 +14,9 @@ from sqlalchemy.orm import Session
 
 from core import ledger
 from core.errors import NotFound, Problem, WrongState
-from core.faults import Fault
 from core.people import Role
-from core.tables import Account, Dataset, Entry, Grant, Job, Witness
-from core.witness import require_level
+from core.tables import Account, Dataset, Entry, Grant, Witness
+from core.witness import charge_lost, refuse_altered, require_level
 from privacy.accountant import Accountant, epsilon
 from privacy.events import Event, from_dict
 from privacy.problems import TooCostlyToAccount
@@ -31,6 +30,10 @@ from service.jobs.schemas import Readings
 
 class SecondPersonNeeded(Problem):
     status, slug, title = 403, "second-person-needed", "Another person has to confirm this"
+
+
+class RestoreNeeded(Problem):
+    status, slug, title = 409, "restore-needed", "The database has forgotten more than spending"
 
 
 class GrantOpen(Problem):
@@ -200,18 +203,15 @@ def _epsilon(events: tuple[Event, ...], account: Account, accountant: Accountant
 def acknowledge(session: Session, who: Who, body: Acknowledgement) -> Witness:
     """Accepts that a restored database forgot spending: what the witness knows of it counts as spent."""
     row = session.scalars(select(Witness).with_for_update()).one()
-    if row.behind is None or row.behind["generation"] != body.generation:
+    if row.behind is None or row.behind["generation"] != body.generation or row.behind.get("lost"):
         raise WrongState("The ledger is not behind a witness of this generation; look at it again.")
-    for id, spent in row.behind["accounts"].items():
-        account = session.get(Account, uuid.UUID(id))
-        if account is not None:
-            lost = max(0, spent - account.held - account.settled)
-            move = who.move(f"behind its witness: {body.reason}")
-            ended = ledger.forfeit(session, account, cost=lost, move=move)
-            over = update(Job).where(Job.id.in_(ended), Job.state.in_(("queued", "running")))
-            session.execute(
-                over.values(state="failed", fault=Fault.LOST.value, finished_at=datetime.now(UTC))
-            )
+    refuse_altered(row.behind)
+    capacities = {str(id): capacity for id, capacity in session.execute(select(Account.id, Account.capacity))}
+    if any(capacities.get(id, 0) < seen["capacity"] for id, seen in row.behind["accounts"].items()):
+        raise RestoreNeeded(
+            "An account or a grant is missing; `sluice restore` makes it again, and charges it."
+        )
+    charge_lost(session, row.behind["accounts"], who.move(f"behind its witness: {body.reason}"))
     session.execute(update(Witness).values(acknowledged=body.generation))
     session.commit()
     session.refresh(row)

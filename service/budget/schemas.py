@@ -108,9 +108,11 @@ class Recomputed(View):
 
 
 class WitnessView(View):
-    """`behind` names the accounts whose spending this database has forgotten.
+    """`behind` names accounts with a reason and the values that the witness knows.
 
-    Once its generation is acknowledged, the sweeper's next round clears it.
+    `behind`: this database has forgotten spending; acknowledge the generation, and the sweeper's next round
+    clears it. `altered`: the balance does not follow from the ledger rows; it has to be corrected. With
+    `lost`, entries of the witness itself are missing.
     """
 
     checked_at: datetime | None

@@ -1,24 +1,23 @@
-"""What can be done with datasets. The budget belongs to the people in the data, not to the row."""
+"""What can be done with datasets. The budget belongs to the people in the data: the private side binds it."""
 
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 
-from sqlalchemy import Select, or_, select, update
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import Select, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from core import ledger
 from core.errors import NotFound, Problem, WrongState
+from core.faults import Fault
 from core.people import Role
+from core.settings import ServiceSettings
 from core.stores.inbox import Inbox, UploadGone
-from core.tables import Account, Content, Dataset, Job
-from core.witness import require_level
+from core.tables import Account, Dataset, Job, Review
 from privacy.account import capacity, default_order
 from privacy.problems import InvalidAccount
-from privacy.relation import Relation
 from service.auth import Who
-from service.datasets.schemas import NewDataset, Seal
+from service.datasets.schemas import DatasetView, Decision, NewDataset, Seal
 
 
 class AccountConflict(Problem):
@@ -27,6 +26,14 @@ class AccountConflict(Problem):
 
 class SizeMismatch(Problem):
     status, slug, title = 409, "size-mismatch", "What arrived is not as long as declared"
+
+
+class SharesPrivateRecords(Problem):
+    status, slug, title = (
+        409,
+        "shares-private-records",
+        "Records of a private dataset cannot be declared public",
+    )
 
 
 def visible(who: Who) -> Select[tuple[Dataset]]:
@@ -42,15 +49,52 @@ def find(session: Session, who: Who, id: uuid.UUID) -> Dataset:
     return found
 
 
+def viewed(session: Session, who: Who, rows: Sequence[Dataset]) -> list[DatasetView]:
+    """Datasets as this person may see them, with the terms of the accounts they draw on."""
+    ids = {row.account_id for row in rows if row.account_id}
+    accounts = {
+        account.id: account for account in session.scalars(select(Account).where(Account.id.in_(ids)))
+    }
+    counts = (
+        select(Dataset.account_id, func.count())
+        .where(Dataset.account_id.in_(ids))
+        .group_by(Dataset.account_id)
+    )
+    shared = {id for id, count in session.execute(counts) if count > 1}
+    decided = select(Review).where(Review.dataset_id.in_([row.id for row in rows]))
+    reviews = {review.dataset_id: review for review in session.scalars(decided)}
+    return [
+        DatasetView.of(
+            row,
+            who,
+            account=accounts.get(row.account_id) if row.account_id else None,
+            shared=row.account_id in shared,
+            review=reviews.get(row.id),
+        )
+        for row in rows
+    ]
+
+
+def view(session: Session, who: Who, row: Dataset) -> DatasetView:
+    return viewed(session, who, [row])[0]
+
+
 def ready(row: Dataset) -> Dataset:
-    """Until its content is checked, a dataset only claims the hash that led to its account."""
+    """Only a dataset whose records were read has an account to draw on."""
+    if row.state == "held":
+        raise WrongState("The dataset is held for review; an admin decides about it.", state=row.state)
     if row.state != "ready":
         raise WrongState("The dataset is not ready; seal it and wait for its check.", state=row.state)
     return row
 
 
-def register(session: Session, who: Who, body: NewDataset) -> Dataset:
+def register(session: Session, who: Who, body: NewDataset, caps: ServiceSettings) -> Dataset:
     budget = body.budget
+    over_cap = (
+        budget.epsilon > caps.cap_epsilon
+        or budget.delta > caps.cap_delta
+        or budget.delta * body.nominal_size > caps.cap_delta_times_records
+    )
     if body.parent is not None:
         find(session, who, body.parent)
     order = budget.order or default_order(budget.epsilon, budget.delta)
@@ -59,7 +103,8 @@ def register(session: Session, who: Who, body: NewDataset) -> Dataset:
     row = Dataset(
         id=uuid.uuid4(), owner_id=who.id, name=body.name, schema=body.data_schema.model_dump(mode="json"),
         nominal_size=body.nominal_size, relation=body.relation, epsilon=budget.epsilon, delta=budget.delta,
-        order=order, parent_id=body.parent, public=body.public, state="draft",
+        order=order, parent_id=body.parent, public=body.public, over_cap=over_cap, state="draft",
+        causes=[], matches=[],
         # Of our own making: a name given by a caller never becomes part of an address.
         object_key=f"datasets/{uuid.uuid4().hex}", created_at=datetime.now(UTC),
     )  # fmt: skip
@@ -106,7 +151,10 @@ def in_upload(row: Dataset) -> Dataset:
 
 
 def seal(session: Session, who: Who, id: uuid.UUID, body: Seal, inbox: Inbox) -> Dataset:
-    """Fixes content, relation and budget, and finds the account of the people in the data."""
+    """Fixes what was sent, under the hash that is claimed for it.
+
+    Whose records these are is found out by reading them later: the answer is the same whatever the claim.
+    """
     row = find(session, who, id)
     sha256 = bytes.fromhex(body.sha256)
     upload_id = row.upload_id or ""
@@ -120,18 +168,11 @@ def seal(session: Session, who: Who, id: uuid.UUID, body: Seal, inbox: Inbox) ->
     arrived = sum(part.size for part in parts)
     if arrived != body.size:
         raise SizeMismatch("Send the missing parts, or seal with the true size.", arrived=arrived)
-    require_level(session)
-    account = _account_of(session, who, row, sha256)
+    _require_parent(session, row)
     sealed = (
         update(Dataset)
         .where(Dataset.id == id, Dataset.state == "uploading")
-        .values(
-            state="checking",
-            account_id=account.id,
-            size=body.size,
-            sha256=sha256,
-            sealed_at=datetime.now(UTC),
-        )
+        .values(state="checking", size=body.size, sha256=sha256, sealed_at=datetime.now(UTC))
     )
     if session.execute(sealed.returning(Dataset.id)).one_or_none() is None:
         raise WrongState("The dataset was sealed or deleted just now; look at it again.")
@@ -141,38 +182,64 @@ def seal(session: Session, who: Who, id: uuid.UUID, body: Seal, inbox: Inbox) ->
     return row
 
 
-def _account_of(session: Session, who: Who, row: Dataset, sha256: bytes) -> Account:
-    """The parent's account, or that of the same content, or a new one; never two for the same people."""
+def _require_parent(session: Session, row: Dataset) -> None:
     parent = session.get(Dataset, row.parent_id) if row.parent_id else None
-    if parent is not None and parent.account_id is None:
-        raise WrongState("The parent dataset is not sealed yet; seal it first.")
-    known = session.get(Content, sha256)
-    if parent is not None and known is not None and parent.account_id != known.account_id:
-        raise AccountConflict(
-            "This content and the named parent have different budgets; leave the parent out."
-        )
-    shared = known or parent
-    account = session.get_one(Account, shared.account_id) if shared else _new_account(session, who, row)
+    if parent is None:
+        return
+    if parent.account_id is None:
+        raise WrongState("The parent dataset is not ready yet; wait for its check.")
+    account = session.get_one(Account, parent.account_id)
     if account.relation != row.relation:
         raise AccountConflict(
             f"These people have a budget under {account.relation}; register the data with that relation."
         )
-    if known is None:
-        kept = insert(Content).values(sha256=sha256, account_id=account.id).on_conflict_do_nothing()
-        if session.execute(kept.returning(Content.account_id)).one_or_none() is None:
-            raise WrongState("The same content was sealed elsewhere just now; seal again.")
-    return account
 
 
-def _new_account(session: Session, who: Who, row: Dataset) -> Account:
-    return ledger.open_account(
-        session,
-        relation=Relation(row.relation),
-        epsilon=row.epsilon,
-        delta=row.delta,
-        order=row.order,
-        move=who.move(f"dataset {row.id} registered"),
+def decide(session: Session, who: Who, id: uuid.UUID, body: Decision) -> Dataset:
+    """A second person's decision about a held dataset; the private side carries it out."""
+    row = session.scalars(
+        select(Dataset).where(Dataset.id == id, Dataset.state != "deleted").with_for_update()
+    ).one_or_none()
+    if row is None:
+        raise NotFound("No dataset has this id.")
+    if row.state != "held":
+        raise WrongState("Only a dataset that is held waits for a decision.", state=row.state)
+    if body.decision == "join":
+        account = session.get(Account, body.account)
+        if account is None:
+            raise NotFound("No account has this id.")
+        if account.relation != row.relation:
+            raise AccountConflict(
+                f"The account is under {account.relation}; reject this, and have it registered so."
+            )
+    if row.public and body.decision != "reject":
+        _require_nothing_private(session, row, body)
+    session.add(
+        Review(
+            dataset_id=id,
+            decision=body.decision,
+            account_id=body.account,
+            reason=body.reason,
+            decided_by=who.id,
+        )
     )
+    session.flush()
+    if body.decision == "reject":
+        row.state, row.fault = "rejected", Fault.NOT_ACCEPTED.value
+    else:
+        row.state = "checking"
+    session.commit()
+    return row
+
+
+def _require_nothing_private(session: Session, row: Dataset, body: Decision) -> None:
+    """What a public dataset tells is never charged: it must hold no record that anybody keeps private."""
+    others = [uuid.UUID(match["dataset"]) for match in row.matches]
+    public = set(session.scalars(select(Dataset.id).where(Dataset.id.in_(others), Dataset.public)))
+    if body.decision == "join" or set(others) - public:
+        raise SharesPrivateRecords(
+            "Reject it; its owner can register it as private, on the budget of these people."
+        )
 
 
 def delete(session: Session, who: Who, id: uuid.UUID, inbox: Inbox) -> None:

@@ -1,18 +1,20 @@
 """HTTP for datasets."""
 
 import uuid
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.status import HTTP_201_CREATED, HTTP_202_ACCEPTED, HTTP_204_NO_CONTENT
 
 from core.queue import ring
 from core.stores.inbox import PART_BYTES, SIGNED_SECONDS, Inbox
 from core.tables import Dataset
 from service import replies
-from service.auth import Curator, CuratorOrAdmin
+from service.auth import Admin, Curator, CuratorOrAdmin
 from service.datasets import actions
 from service.datasets.schemas import (
     DatasetView,
+    Decision,
     NewDataset,
     PartNumbers,
     Seal,
@@ -24,32 +26,40 @@ from service.deps import Cursor, Limit, Page, SessionDep, page
 from service.replies import IdempotencyKey
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
+State = Literal["draft", "uploading", "checking", "held", "ready", "rejected"]
 
 
 @router.post("", status_code=HTTP_201_CREATED)
-def register(body: NewDataset, who: Curator, session: SessionDep, key: IdempotencyKey = None) -> DatasetView:
+def register(
+    body: NewDataset, who: Curator, session: SessionDep, request: Request, key: IdempotencyKey = None
+) -> DatasetView:
     """Declare a dataset: schema, nominal size, relation and budget. Nothing is measured or uploaded yet."""
 
     def make() -> DatasetView:
-        return DatasetView.of(actions.register(session, who, body), who)
+        return DatasetView.of(actions.register(session, who, body, request.app.state.settings), who)
 
     return replies.once(session, who, key, body, DatasetView, make)
 
 
 @router.get("")
 def list_datasets(
-    who: CuratorOrAdmin, session: SessionDep, limit: Limit = 50, cursor: Cursor = None
+    who: CuratorOrAdmin,
+    session: SessionDep,
+    state: Annotated[State | None, Query()] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
 ) -> Page[DatasetView]:
     """Your datasets, newest first; an admin sees all."""
-    rows, following = page(
-        session, actions.visible(who), Dataset.created_at, Dataset.id, limit=limit, cursor=cursor
-    )
-    return Page(items=[DatasetView.of(row, who) for row in rows], next=following)
+    query = actions.visible(who)
+    if state is not None:
+        query = query.where(Dataset.state == state)
+    rows, following = page(session, query, Dataset.created_at, Dataset.id, limit=limit, cursor=cursor)
+    return Page(items=actions.viewed(session, who, rows), next=following)
 
 
 @router.get("/{id}")
 def show(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep) -> DatasetView:
-    return DatasetView.of(actions.find(session, who, id), who)
+    return actions.view(session, who, actions.find(session, who, id))
 
 
 @router.delete("/{id}", status_code=HTTP_204_NO_CONTENT)
@@ -82,10 +92,18 @@ def sign_parts(
 
 @router.post("/{id}/seal", status_code=HTTP_202_ACCEPTED)
 def seal(id: uuid.UUID, body: Seal, who: Curator, session: SessionDep, request: Request) -> DatasetView:
-    """Fix content, relation and budget. A worker checks the file: `ready`, or `rejected` with a fault."""
+    """Fix what was uploaded. A worker reads the records: `ready`, `held` for review, or `rejected`."""
     row = actions.seal(session, who, id, body, _inbox(request))
     ring(request.app.state.bells["train"], "train.check", row.id)
     return DatasetView.of(row, who)
+
+
+@router.post("/{id}/review", status_code=HTTP_202_ACCEPTED)
+def review(id: uuid.UUID, body: Decision, who: Admin, session: SessionDep, request: Request) -> DatasetView:
+    """Decide about a held dataset: its own budget, that of another account, or none at all."""
+    row = actions.decide(session, who, id, body)
+    ring(request.app.state.bells["train"], "train.check", row.id)
+    return actions.view(session, who, row)
 
 
 def _inbox(request: Request) -> Inbox:

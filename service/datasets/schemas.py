@@ -2,12 +2,12 @@
 
 import uuid
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from core.schema import Schema
-from core.tables import Dataset
+from core.tables import Account, Dataset, Review
 from privacy.relation import Relation
 from service.auth import Who
 from service.deps import Body, View
@@ -93,17 +93,44 @@ class PartNumbers(Body):
     ]
 
 
+class Decision(Body):
+    """About a dataset that is held: other people (`accept`), people of an account (`join`), or neither."""
+
+    decision: Literal["accept", "join", "reject"]
+    account: uuid.UUID | None = Field(default=None, description="The account to join.")
+    reason: Annotated[Text, Field(examples=["Another hospital's patients; compared by hand."])]
+
+    @model_validator(mode="after")
+    def _account_to_join(self) -> Self:
+        if (self.decision == "join") != (self.account is not None):
+            raise ValueError("name an account to join, and only then")
+        return self
+
+
+class ReviewView(View):
+    decision: str
+    reason: str
+    at: datetime
+
+
 class DatasetView(View):
     id: uuid.UUID
     name: str
     data_schema: dict[str, Any] = Field(serialization_alias="schema")
     nominal_size: int
     relation: Relation
-    budget: Budget
+    budget: Budget = Field(description="In force: that of the account, or as declared while there is none.")
+    declared: Budget | None = Field(description="What was declared, where the account has other terms.")
+    shared: bool = Field(description="Other datasets draw on the same account.")
     parent: uuid.UUID | None
     public: bool
-    account: uuid.UUID | None = Field(description="Whose budget it draws on; known once sealed.")
+    account: uuid.UUID | None = Field(
+        description="Whose budget it draws on; known once its records were read."
+    )
     state: str
+    causes: list[str] = Field(description="Why it is or was held; for admins.")
+    matches: list[dict[str, Any]] = Field(description="Datasets with some of the same records; for admins.")
+    review: ReviewView | None = Field(description="What was decided about it when it was held.")
     fault: str | None
     report: dict[str, Any] | None = Field(
         description="Counts of clamped and mapped values; for its owner only."
@@ -112,13 +139,20 @@ class DatasetView(View):
     sealed_at: datetime | None
 
     @classmethod
-    def of(cls, row: Dataset, who: Who) -> "DatasetView":
+    def of(
+        cls, row: Dataset, who: Who, *, account: Account | None = None, shared: bool = False,
+        review: Review | None = None,
+    ) -> "DatasetView":  # fmt: skip
+        declared, terms = (
+            Budget(epsilon=held.epsilon, delta=held.delta, order=held.order) for held in (row, account or row)
+        )
         return cls(
             id=row.id, name=row.name, data_schema=row.schema, nominal_size=row.nominal_size,
-            relation=Relation(row.relation),
-            budget=Budget(epsilon=row.epsilon, delta=row.delta, order=row.order),
-            parent=row.parent_id, public=row.public, account=row.account_id, state=row.state, fault=row.fault,
-            report=row.report if row.owner_id == who.id else None,
+            relation=Relation(row.relation), budget=terms, declared=None if declared == terms else declared,
+            shared=shared, parent=row.parent_id, public=row.public, account=row.account_id, state=row.state,
+            causes=row.causes if who.is_admin else [], matches=row.matches if who.is_admin else [],
+            review=review and ReviewView(decision=review.decision, reason=review.reason, at=review.at),
+            fault=row.fault, report=row.report if row.owner_id == who.id else None,
             created_at=row.created_at, sealed_at=row.sealed_at,
         )  # fmt: skip
 

@@ -4,7 +4,7 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sqlalchemy import Select, select, update
+from sqlalchemy import Select, or_, select, update
 from sqlalchemy.orm import Session
 
 from core import ledger
@@ -36,9 +36,14 @@ def find(session: Session, who: Who, id: uuid.UUID) -> Job:
     return found
 
 
-def diagnosis(session: Session, who: Who, id: uuid.UUID) -> Diagnosis:
-    """What the job's owner, and nobody else, may know of how it learnt."""
+def diagnosis(session: Session, who: Who, id: uuid.UUID, *, kept: bool) -> Diagnosis:
+    """What the job's owner, and nobody else, may know of how it learnt; nothing where the site keeps none."""
     find(session, who, id)
+    if not kept:
+        raise NotFound(
+            "Diagnostics are off at this site: they are facts about records that no budget is charged for. "
+            "SLUICE_DIAGNOSTICS=true for service and train workers turns them on for jobs that follow."
+        )
     found = session.get(Diagnosis, id)
     if found is None:
         raise NotFound("This job has no diagnostics yet; they are kept with each checkpoint and at its end.")
@@ -84,9 +89,12 @@ def _source(session: Session, who: Who, dataset: Dataset, body: NewJob) -> uuid.
     if body.source is None:
         return None
     source = ready(find_dataset(session, who, body.source))
-    private = select(Dataset.id).where(Dataset.account_id == source.account_id, Dataset.public.is_(False))
+    same = or_(
+        Dataset.account_id == source.account_id, Dataset.matches.contains([{"dataset": str(source.id)}])
+    )
+    private = select(Dataset.id).where(same, Dataset.account_id.is_not(None), Dataset.public.is_(False))
     if not source.public or session.scalars(private.limit(1)).one_or_none() is not None:
-        raise UnfitSource("A source is registered as public, and shares a budget with nothing private.")
+        raise UnfitSource("A source is registered as public, and shares no records with anything private.")
     if any(
         source.schema.get(name) != dataset.schema[name] for name in ("kind", "height", "width", "channels")
     ):
@@ -98,6 +106,20 @@ def _source(session: Session, who: Who, dataset: Dataset, body: NewJob) -> uuid.
 
 class UnfitRelay(Problem):
     status, slug, title = 422, "unfit-relay", "This job cannot hand on or go on from a generator"
+
+
+def _require_same_terms(session: Session, before: Job, account: Account) -> None:
+    """Every account of a relay has one relation and one delta, so that a release can state them together."""
+    last: Job | None = before
+    while last is not None:
+        theirs = session.get_one(Account, last.account_id)
+        if (theirs.relation, theirs.delta) != (account.relation, account.delta):
+            raise UnfitRelay(
+                f"A job before it was charged at delta {theirs.delta:g} under {theirs.relation}, and "
+                "epsilons at different deltas or relations cannot be compared. Register the dataset with "
+                "that delta and relation, or start a relay of its own. Nothing was charged."
+            )
+        last = session.get_one(Job, last.after_id) if last.after_id else None
 
 
 def _after(session: Session, dataset: Dataset, plan: Plan, body: NewJob) -> uuid.UUID | None:
@@ -119,6 +141,7 @@ def _after(session: Session, dataset: Dataset, plan: Plan, body: NewJob) -> uuid
         or before.plan["recipe"] != recipe
     ):
         raise UnfitRelay("It learned from images of another shape, of other classes, or by another recipe.")
+    _require_same_terms(session, before, _account(session, dataset))
     return before.id
 
 

@@ -95,10 +95,11 @@ def diagnostics(
     id: uuid.UUID,
     who: Curator,
     session: SessionDep,
+    request: Request,
     format: Annotated[Literal["jsonl", "svg"], Query(description="Numbers, or a picture of them.")] = "jsonl",
 ) -> Response:
-    """Losses and gradient norms of your job: facts about records, for you alone."""
-    found = actions.diagnosis(session, who, id)
+    """Losses and gradient norms of your job: facts about records, for you alone, if the site keeps them."""
+    found = actions.diagnosis(session, who, id, kept=request.app.state.settings.diagnostics)
     kind = "image/svg+xml" if format == "svg" else "application/jsonl"
     return Response(found.picture if format == "svg" else found.lines, media_type=kind)
 

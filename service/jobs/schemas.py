@@ -106,7 +106,10 @@ class QuoteView(View):
     order: int
     cost: int
     epsilon: Readings
-    total_after: Readings = Field(description="Of everything the account has paid for and this job together.")
+    total_after: Readings = Field(
+        description="Of everything the account has paid for and this job together, composed as if all plans "
+        "had been chosen in advance. What holds however they were chosen is the budget of the account."
+    )
     left: Remaining
     left_after: Remaining | None = Field(description="Null where it does not fit.")
     fits: int = Field(description="How many such jobs fit into what is left.")

@@ -3,7 +3,7 @@
 import hashlib
 import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,11 +13,20 @@ from sqlalchemy.orm import Session
 
 from core.errors import Forbidden, NotFound, Problem, WrongState
 from core.stores.shelf import SIGNED_SECONDS, Shelf, public_key
-from core.tables import Approval, Person, Reader, Release
+from core.tables import Account, Approval, Dataset, Job, Person, Reader, Release
 from core.witness import require_level
 from service.auth import Who
 from service.jobs.actions import find as find_job
-from service.releases.schemas import ApprovalView, Download, Downloads, NewRelease, ReleaseView
+from service.releases.schemas import (
+    ApprovalView,
+    DatasetCard,
+    Download,
+    Downloads,
+    NewRelease,
+    ReleaseView,
+    ReviewedJob,
+    ReviewView,
+)
 
 ATTESTATION = "attestation.json"
 OUT = ("published", "superseded")
@@ -104,6 +113,33 @@ def draft(session: Session, who: Who, body: NewRelease, *, reviewers: int) -> Re
     session.add(row)
     session.flush()
     return row
+
+
+def review(session: Session, who: Who, id: uuid.UUID) -> ReviewView:
+    """Where a release comes from, for whoever may approve it: declared facts and costs, nothing measured."""
+    row = find(session, who, id)
+    jobs = [_reviewed(session, job) for job in _chain(session, row.job_id)]
+    return ReviewView(
+        release=row.id, name=row.name, state=row.state, author=session.get_one(Person, row.author_id).name,
+        digest=row.digest.hex() if row.digest else None, job=jobs[0], earlier=jobs[1:],
+    )  # fmt: skip
+
+
+def _chain(session: Session, id: uuid.UUID | None) -> Iterator[Job]:
+    """A job, and of a relay all jobs that it goes on from."""
+    while id is not None:
+        job = session.get_one(Job, id)
+        yield job
+        id = job.after_id
+
+
+def _reviewed(session: Session, job: Job) -> ReviewedJob:
+    def card(id: uuid.UUID) -> DatasetCard:
+        dataset = session.get_one(Dataset, id)
+        account = session.get_one(Account, dataset.account_id)
+        return DatasetCard.of(dataset, account, session.get_one(Person, dataset.owner_id).name)
+
+    return ReviewedJob.of(job, card(job.dataset_id), card(job.source_id) if job.source_id else None)
 
 
 def approve(session: Session, who: Who, id: uuid.UUID, *, digest: str, note: str) -> Release:

@@ -24,6 +24,7 @@ from service.releases.schemas import (
     NewRelease,
     Paths,
     ReleaseView,
+    ReviewView,
     Withdraw,
 )
 from service.replies import IdempotencyKey
@@ -82,6 +83,12 @@ def show(id: uuid.UUID, who: Anyone, session: SessionDep) -> ReleaseView:
 def preview(id: uuid.UUID, who: Anyone, session: SessionDep) -> Response:
     """Some samples of each class, as a picture."""
     return Response(actions.preview(session, who, id), media_type="image/png")
+
+
+@router.get("/{id}/review")
+def review(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep) -> ReviewView:
+    """What an approver needs: the job, its dataset, its source, and of a relay the jobs before it."""
+    return actions.review(session, who, id)
 
 
 @router.post("/{id}/approve")

@@ -6,10 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from core.tables import Release
+from core.tables import Account, Dataset, Job, Release
+from privacy import owners
+from privacy.relation import Relation
 from service.auth import Who
-from service.datasets.schemas import Text, Whole
+from service.datasets.schemas import Budget, Text, Whole
 from service.deps import Body, View
+from service.jobs.schemas import Readings
 
 Note = Annotated[str, Field(max_length=2000, pattern=r"^[^\x00-\x08\x0b-\x1f\x7f]*$")]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$", examples=["5e88" * 16])]
@@ -86,6 +89,21 @@ class Drawn(View):
     count: int
 
 
+class OwnerView(View):
+    """What a release costs the records of one owner."""
+
+    epsilon: Readings
+    delta: float
+    relation: Relation
+
+
+class Together(View):
+    """Of a relay: the sums of its owners, for a person whose records are with all of them."""
+
+    epsilon: float | None
+    delta: float
+
+
 class ReleaseView(View):
     id: uuid.UUID
     kind: Literal["images", "classifier"] = Field(
@@ -109,6 +127,12 @@ class ReleaseView(View):
     files: list[FileView]
     manifest: dict[str, Any] | None
     privacy: dict[str, Any] | None
+    owners: list[OwnerView] = Field(
+        description="What it costs the records of each owner, once built: one, but for a relay."
+    )
+    together: Together | None = Field(
+        description="Of a relay: the sums for a person whose records are with all of its owners."
+    )
     approvals: list[ApprovalView] = Field(description="For curators and admins.")
     reason: str | None = Field(description="Why it was withdrawn.")
     created_at: datetime
@@ -128,9 +152,67 @@ class ReleaseView(View):
             digest=row.digest.hex() if row.digest else None,
             files=[FileView(**file) for file in row.files or ()] if shown else [],
             manifest=row.manifest if shown else None, privacy=row.privacy,
+            owners=[OwnerView.model_validate(each) for each in owners.of(row.privacy)] if row.privacy else [],
+            together=owners.together(row.privacy) if row.privacy else None,
             approvals=approvals if who.is_staff else [], reason=row.reason, created_at=row.created_at,
             built_at=row.built_at, published_at=row.published_at, withdrawn_at=row.withdrawn_at,
         )  # fmt: skip
+
+
+class DatasetCard(View):
+    """What was declared about a dataset, and the budget of its people."""
+
+    id: uuid.UUID
+    name: str
+    owner: str = Field(description="Name of the curator who registered it.")
+    data_schema: dict[str, Any] = Field(serialization_alias="schema")
+    nominal_size: int
+    relation: Relation
+    budget: Budget = Field(description="In force now, of the account that the dataset draws on.")
+    public: bool
+
+    @classmethod
+    def of(cls, row: Dataset, account: Account, owner: str) -> "DatasetCard":
+        return cls(
+            id=row.id, name=row.name, owner=owner, data_schema=row.schema, nominal_size=row.nominal_size,
+            relation=Relation(account.relation), public=row.public,
+            budget=Budget(epsilon=account.epsilon, delta=account.delta, order=account.order),
+        )  # fmt: skip
+
+
+class ReviewedJob(View):
+    """One training that a release comes from: what it did, what it cost, and on which datasets."""
+
+    id: uuid.UUID
+    plan: dict[str, Any]
+    event: dict[str, Any]
+    epsilon: Readings
+    cost: int
+    state: str
+    created_at: datetime
+    finished_at: datetime | None
+    dataset: DatasetCard
+    source: DatasetCard | None = Field(description="Of an adaptation: the public dataset it learned from.")
+
+    @classmethod
+    def of(cls, row: Job, dataset: DatasetCard, source: DatasetCard | None) -> "ReviewedJob":
+        return cls(
+            id=row.id, plan=row.plan, event=row.event, epsilon=Readings.model_validate(row.readings),
+            cost=row.cost, state=row.state, created_at=row.created_at, finished_at=row.finished_at,
+            dataset=dataset, source=source,
+        )  # fmt: skip
+
+
+class ReviewView(View):
+    """What somebody who approves a release needs to know about where it comes from."""
+
+    release: uuid.UUID
+    name: str
+    state: str
+    author: str
+    digest: str | None = Field(description="What is approved; null until the bundle is built.")
+    job: ReviewedJob
+    earlier: list[ReviewedJob] = Field(description="Of a relay: the jobs before it, the latest first.")
 
 
 class KeyView(View):

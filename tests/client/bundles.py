@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from core.schema import ImageSchema
+from privacy.account import cost_as_epsilon
 from privacy.accountant import Accountant, cost
 from privacy.attest import (
     REVOCATIONS_TYPE,
@@ -34,16 +35,27 @@ SCHEMA = ImageSchema(height=8, width=8, channels=1, classes=("cat", "dog", "a/b"
 EVENT = PoissonGaussian(query=Query.SUM, bound=1.0, noise_stddev=2.0, sampling_prob=0.01, steps=100)
 DELTA, RELATION = 1e-5, Relation.ADD_REMOVE
 EPSILON = {each.value: readable(each, event=EVENT, delta=DELTA, relation=RELATION) for each in Accountant}
+COST = cost(EVENT, order=8, relation=RELATION)
 PRIVACY = {
     "unit": "one record", "relation": "add_remove", "delta": DELTA, "event": EVENT.to_dict(),
-    "cost": cost(EVENT, order=8, relation=RELATION), "epsilon": EPSILON, "total_after": EPSILON,
+    "cost": COST, "epsilon": EPSILON,
+    "total": {"cost": COST, "epsilon": cost_as_epsilon(COST, delta=DELTA, order=8)},
     "account": {"id": "a", "epsilon": 8.0, "delta": DELTA, "order": 8},
     "entry": {"number": 2, "digest": "00"}, "head": {"number": 3, "digest": "11"}, "others": [],
+    "sources": [],
 }  # fmt: skip
 
 
 def bundle(
-    directory, *, name="pets", release=None, seed=7, formats=("npz", "parquet"), count=90, signer=SIGNER
+    directory,
+    *,
+    name="pets",
+    release=None,
+    seed=7,
+    formats=("npz", "parquet"),
+    count=90,
+    signer=SIGNER,
+    privacy=PRIVACY,
 ):
     """A published release in a directory, of a classifier if in no format; gives the digest of its bundle."""
     directory.mkdir(parents=True)
@@ -56,13 +68,13 @@ def bundle(
     release = release or str(uuid.uuid5(uuid.NAMESPACE_URL, f"{name}{seed}"))
     facts = Facts(
         release=release, name=name, note="", licence="CC-BY-4.0", created_at="2026-01-02T03:04:05+00:00",
-        reviewers=2, count=count, seed=seed, formats=formats, schema=SCHEMA, privacy=PRIVACY,
+        reviewers=2, count=count, seed=seed, formats=formats, schema=SCHEMA, privacy=privacy,
     )  # fmt: skip
     made = build(directory, facts, trained.to_files(), drawn=lambda _: None)
     digest = made.digest.hex()
     statement = release_statement(
         release=release, bundle=digest, hashes={each["path"]: each["sha256"] for each in made.files},
-        privacy=PRIVACY, code=made.manifest["code"], published_at="2026-01-03T00:00:00+00:00",
+        privacy=privacy, code=made.manifest["code"], published_at="2026-01-03T00:00:00+00:00",
         review={
             "reviewers": 2, "author": "carla",
             "approvals": [{"person": "dora", "digest": digest, "at": "2026-01-02T04:00:00+00:00"}],

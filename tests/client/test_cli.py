@@ -22,6 +22,7 @@ from client.ledger import verify_account
 from client.main import app, main
 from core.stores import s3
 from privacy.accountant import Accountant
+from privacy.balance import GENESIS, digest
 from privacy.plans import PLANS, Target, plan_from_dict
 from privacy.relation import Relation
 from tests.e2e.serving import Site, api_processes, own_database
@@ -520,6 +521,30 @@ def test_a_lying_service_is_found_out_in_every_field_of_a_row(site, spent):
 def test_a_lying_service_is_found_out_in_what_it_claims_of_the_account(site, spent, claim):
     with Sluice(site.url, site.admin) as service:
         assert not verify_account(Lying(service, lambda page: page["account"].update(claim)), spent)["ok"]
+
+
+def test_a_grant_of_more_than_its_budget_is_found_whatever_the_service_says(site, spent):
+    """All rows hashed anew, and the account claims what they add up to."""
+
+    def lie(page):
+        head = GENESIS
+        for row in page["entries"]:
+            row["cost"] *= 3 if row["kind"] == "grant" else 1
+            row["previous"] = head.hex()
+            head = digest(head, row)
+            row["digest"] = head.hex()
+        page["account"] |= {"head": head.hex(), "granted": 3 * page["account"]["granted"]}
+
+    class Whole(Lying):
+        def ledger(self, account, *, after=0):
+            page = copy.deepcopy(self.service.ledger(account, after=after))
+            self.lie(page)
+            return page
+
+    with Sluice(site.url, site.admin) as service:
+        verdict = verify_account(Whole(service, lie), spent)
+    assert (verdict["ok"], verdict["broken_row"]) == (False, 1)
+    assert verdict["why"] == "grants more than its budget holds"
 
 
 def test_a_ledger_that_was_written_anew_does_not_run_through_a_head_known_from_elsewhere(

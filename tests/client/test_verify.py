@@ -15,8 +15,22 @@ from client.api import Sluice
 from client.main import main
 from client.problems import NotVerified
 from client.verify import verify
-from privacy.attest import Signer
-from tests.client.bundles import EPSILON, SIGNER, Service, bundle, keys_json, listed
+from privacy.account import cost_as_epsilon
+from privacy.accountant import Accountant, cost
+from privacy.attest import Signer, readable
+from privacy.events import PoissonGaussian, Query
+from tests.client.bundles import (
+    DELTA,
+    EPSILON,
+    EVENT,
+    PRIVACY,
+    RELATION,
+    SIGNER,
+    Service,
+    bundle,
+    keys_json,
+    listed,
+)
 
 OTHER = Signer(bytes(32))
 CHANGES = 1000
@@ -83,6 +97,75 @@ def test_a_release_holds_offline_with_the_keys_alone(here, originals, sluice):
     assert code == 0
     assert f"{EPSILON['renyi']:.4f} by Rényi" in out
     assert "not checked: no list is known" in out
+
+
+def stated(**changes):
+    """Of one owner: the fields of a statement that are not about the release as a whole."""
+    own = {name: value for name, value in PRIVACY.items() if name not in ("others", "sources")}
+    return own | changes
+
+
+def other_owner():
+    event = PoissonGaussian(query=Query.SUM, bound=1.0, noise_stddev=1.0, sampling_prob=0.01, steps=100)
+    spent = cost(event, order=8, relation=RELATION)
+    epsilon = {each.value: readable(each, event=event, delta=DELTA, relation=RELATION) for each in Accountant}
+    return stated(event=event.to_dict(), epsilon=epsilon, cost=spent, total=total_of(spent))
+
+
+def total_of(spent):
+    return {"cost": spent, "epsilon": cost_as_epsilon(spent, delta=DELTA, order=8)}
+
+
+def test_a_relay_is_shown_owner_by_owner_with_the_sum(here, sluice):
+    other = other_owner()
+    bundle(here / "relay", name="relay", privacy=PRIVACY | {"others": [other]})
+    ask = ["verify", here / "relay", "--key", here / "keys.json", "--offline"]
+    told = json.loads(sluice(*ask, "--json")[1])
+    assert [one["epsilon"] for one in told["owners"]] == [EPSILON, other["epsilon"]]
+    assert [one["total"] for one in told["owners"]] == [PRIVACY["total"], other["total"]]
+    best = [min(EPSILON.values()), min(other["epsilon"].values())]
+    assert told["together"] == {"epsilon": pytest.approx(sum(best)), "delta": 2 * DELTA}
+    code, out, _ = sluice(*ask)
+    assert code == 0
+    lines = {line.split("  ")[0]: " ".join(line.split()) for line in out.splitlines()}
+    for i, epsilon in enumerate((EPSILON, other["epsilon"]), 1):
+        assert f"{epsilon['renyi']:.4f} by Rényi, {epsilon['pld']:.4f} by PLD" in lines[f"epsilon, owner {i}"]
+    assert f"with all 2, epsilon {sum(best):.4f} at delta 2e-05" in " ".join(out.split())
+
+
+def test_a_relay_of_different_deltas_is_refused(here, sluice):
+    read = {each.value: readable(each, event=EVENT, delta=1e-6, relation=RELATION) for each in Accountant}
+    total = {"cost": 10**9, "epsilon": cost_as_epsilon(10**9, delta=1e-6, order=8)}
+    account = PRIVACY["account"] | {"delta": 1e-6}
+    other = stated(delta=1e-6, epsilon=read, total=total, account=account)
+    bundle(here / "mixed", name="mixed", privacy=PRIVACY | {"others": [other]})
+    ask = ["verify", here / "mixed", "--key", here / "keys.json", "--offline"]
+    code, out, _ = sluice(*ask, "--json")
+    assert (code, json.loads(out)["problem"]["slug"]) == (3, "owners-differ")
+
+
+def test_a_total_of_more_than_the_budget_is_refused(here, sluice):
+    """Signed, and every byte as it was signed: a total of 3.2 under a budget of 1.0."""
+    spent = next(units for units in range(0, 10**11, 10**6) if total_of(units)["epsilon"] >= 3.2)
+    account = PRIVACY["account"] | {"epsilon": 1.0}
+    bundle(here / "over", name="over", privacy=PRIVACY | {"total": total_of(spent), "account": account})
+    ask = ["verify", here / "over", "--key", here / "keys.json", "--offline"]
+    code, out, err = sluice(*ask, "--json")
+    problem = json.loads(out)["problem"]
+    assert (code, problem["slug"], problem["budget"]) == (3, "over-budget", 1.0)
+    assert problem["total"] == pytest.approx(3.2, abs=0.01)
+    assert "more than the budget" in err
+
+
+def test_the_sources_of_a_classifier_are_shown(here, sluice):
+    source = {
+        "name": "street numbers", "sha256": "cd" * 32, "declared_public": True, "records": 70_000,
+        "schema": {"kind": "image", "height": 8, "width": 8, "channels": 1},
+    }  # fmt: skip
+    bundle(here / "c", name="c", formats=(), count=0, privacy=PRIVACY | {"sources": [source]})
+    ask = ["verify", here / "c", "--key", here / "keys.json", "--offline"]
+    assert json.loads(sluice(*ask, "--json")[1])["sources"] == [source]
+    assert "street numbers, declared public" in " ".join(sluice(*ask)[1].split())
 
 
 def test_a_thousand_single_bytes_changed_are_a_thousand_refused(here):

@@ -4,6 +4,7 @@ import math
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from fractions import Fraction
 
 from sqlalchemy import Connection, Engine, func, update
@@ -12,7 +13,7 @@ from sqlalchemy.orm import Session
 from core import ledger
 from core.database import connect
 from core.people import Role, add_person
-from core.tables import Account, Dataset, Job
+from core.tables import Account, Dataset, Grant, Job
 from privacy.events import Gaussian, Query
 from privacy.relation import Relation
 
@@ -30,22 +31,28 @@ def closed_cost(noise: float) -> int:
     return math.ceil(Fraction(ORDER) / (2 * Fraction(noise) ** 2) * 10**9)
 
 
+def ready_dataset(owner: uuid.UUID, account: Account) -> Dataset:
+    return Dataset(
+        id=uuid.uuid4(), owner_id=owner, name="digits", schema={}, nominal_size=1000,
+        relation=account.relation, epsilon=account.epsilon, delta=account.delta, order=account.order,
+        account_id=account.id, state="ready", object_key=uuid.uuid4().hex, size=1, sha256=bytes(32),
+        sealed_at=datetime.now(UTC),
+    )  # fmt: skip
+
+
 class Books:
-    """One database with a curator and a dataset in it, opened as any role."""
+    """One database with two curators in it, and a dataset for each account, opened as any role."""
 
     def __init__(self, url: Callable[[str], str], *, alone: bool = False) -> None:
         self._url, self._alone = url, alone
         self._engines: dict[str, Engine] = {}
         self._lines: dict[str, Connection] = {}
+        self._datasets: dict[uuid.UUID, uuid.UUID] = {}
         with self.session() as session:
-            person = add_person(session, name=f"curator {uuid.uuid4()}", role=Role.CURATOR)
-            dataset = Dataset(
-                id=uuid.uuid4(), owner_id=person.id, name="digits", schema={}, nominal_size=1000,
-                relation="add_remove", epsilon=1.0, delta=DELTA, order=ORDER, state="draft",
-                object_key=uuid.uuid4().hex,
-            )  # fmt: skip
-            session.add(dataset)
-            self.person, self.dataset = person.id, dataset.id
+            people = [
+                add_person(session, name=f"curator {uuid.uuid4()}", role=Role.CURATOR) for _ in range(2)
+            ]
+            self.person, self.colleague = (person.id for person in people)
 
     def engine(self, role: str = "service", pool_size: int = 5) -> Engine:
         if role not in self._engines:
@@ -70,14 +77,34 @@ class Books:
             yield session
 
     def account(self, epsilon: float = 4.0) -> Account:
-        with self.session() as session:
+        with self.session("train") as session:
             return ledger.open_account(
                 session, relation=Relation.ADD_REMOVE, epsilon=epsilon, delta=DELTA, order=ORDER, move=MOVE
             )
 
+    def dataset(self, account: Account) -> uuid.UUID:
+        """A ready dataset of this account, made when it is first asked for."""
+        if account.id not in self._datasets:
+            with self.session("owner") as session:
+                dataset = ready_dataset(self.person, account)
+                session.add(dataset)
+            self._datasets[account.id] = dataset.id
+        return self._datasets[account.id]
+
+    def raise_budget(self, account: Account, epsilon: float) -> None:
+        """What the service does when a second person confirms a larger budget."""
+        with self.session() as session:
+            grant = Grant(
+                id=uuid.uuid4(), account_id=account.id, epsilon=epsilon, reason="a test",
+                proposed_by=self.person, decided_by=self.colleague, state="confirmed",
+            )  # fmt: skip
+            session.add(grant)
+            session.flush()
+            ledger.raise_budget(session, account, epsilon=epsilon, move=MOVE)
+
     def add_job(self, session: Session, account: Account, noise: float, *, id: uuid.UUID, cost: int) -> None:
         job = Job(
-            id=id, dataset_id=self.dataset, account_id=account.id, owner_id=self.person, plan={},
+            id=id, dataset_id=self.dataset(account), account_id=account.id, owner_id=self.person, plan={},
             event=gaussian(noise).to_dict(), cost=cost, readings=READINGS, state="queued", steps=1,
         )  # fmt: skip
         session.add(job)
@@ -85,6 +112,7 @@ class Books:
     def reserve(self, account: Account, noise: float, *, job: uuid.UUID | None = None) -> uuid.UUID:
         """What the service does to start a job: the promise and the job, in one transaction."""
         id = job or uuid.uuid4()
+        self.dataset(account)
         with self.session() as session:
             cost = ledger.reserve(session, account, gaussian(noise), job=id, readings=READINGS, move=MOVE)
             self.add_job(session, account, noise, id=id, cost=cost)

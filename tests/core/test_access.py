@@ -13,21 +13,29 @@ from core.stores import s3
 # The promise, written out and not derived from core.stores.access: role → bucket → verbs.
 PUT = {"put", "multipart", "abort"}
 GET = {"get", "head"}
+KEPT = GET | PUT | {"copy", "delete", "delete many", "delete version", "list versions here"}
 ALLOWED = {
     "service": {"sluice-private": PUT, "sluice-public": GET},
     "train": {
         "sluice-private": GET,
-        "sluice-vault/checkpoints": GET | PUT | {"copy"},
-        "sluice-vault/diagnostics": GET | PUT | {"copy"},
-        "sluice-vault/synthesizers": GET | PUT | {"copy"},
-        "sluice-vault/witness": GET,
+        "sluice-vault/checkpoints": KEPT,
+        "sluice-vault/diagnostics": KEPT,
+        "sluice-vault/synthesizers": KEPT,
+        # What SeaweedFS and AWS call ListBucket; without it a missing key cannot be told from a refused one.
+        "sluice-witness": GET | {"list"},
+        "sluice-witness/ledger": GET | {"list"},
+        "sluice-witness/fingerprints": GET | PUT | {"copy", "list"},
     },
     "publish": {
         "sluice-vault/synthesizers": GET,
         "sluice-vault/bundles": GET | PUT | {"copy"},
         "sluice-public": PUT | {"delete", "delete many"},
     },
-    "sweep": {"sluice-vault/witness": GET | PUT | {"copy"}},
+    "sweep": {
+        "sluice-witness": {"list"},
+        "sluice-witness/fingerprints": {"list"},
+        "sluice-witness/ledger": GET | PUT | {"copy", "list"},
+    },
     "anonymous": {},
 }
 PLACES = [
@@ -37,8 +45,10 @@ PLACES = [
     "sluice-vault/diagnostics",
     "sluice-vault/synthesizers",
     "sluice-vault/bundles",
-    "sluice-vault/witness",
     "sluice-public",
+    "sluice-witness",
+    "sluice-witness/ledger",
+    "sluice-witness/fingerprints",
 ]
 TAGS = {"TagSet": [{"Key": "a", "Value": "b"}]}
 RULES = {"Rules": [{"ID": "a", "Status": "Enabled", "Filter": {"Prefix": ""}, "Expiration": {"Days": 1}}]}
@@ -52,9 +62,11 @@ VERBS = {
     "abort": lambda c, b, k: c.abort_multipart_upload(Bucket=b, Key=k, UploadId=open_upload(b, k)),
     "copy": lambda c, b, k: c.copy_object(Bucket=b, Key=k + "2", CopySource={"Bucket": b, "Key": k}),
     "delete": lambda c, b, k: c.delete_object(Bucket=b, Key=k),
+    "delete version": lambda c, b, k: c.delete_object(Bucket=b, Key=k, VersionId="null"),
     "delete many": lambda c, b, k: delete_many(c, b, k),
     "list": lambda c, b, k: c.list_objects_v2(Bucket=b),
     "list versions": lambda c, b, k: c.list_object_versions(Bucket=b),
+    "list versions here": lambda c, b, k: c.list_object_versions(Bucket=b, Prefix=k.rpartition("/")[0] + "/"),
     "list uploads": lambda c, b, k: c.list_multipart_uploads(Bucket=b),
     "read tags": lambda c, b, k: c.get_object_tagging(Bucket=b, Key=k),
     "write tags": lambda c, b, k: c.put_object_tagging(Bucket=b, Key=k, Tagging=TAGS),
@@ -122,8 +134,9 @@ def test_no_role_makes_buckets_or_sees_all_of_them(role, servers):
     client = client_of(role, servers)
     with pytest.raises(ClientError, match="AccessDenied"):
         client.create_bucket(Bucket=f"mine-{uuid.uuid4().hex[:8]}")
-    if role != "anonymous":
-        assert client.list_buckets()["Buckets"] == []
+    if role != "anonymous":  # SeaweedFS shows a bucket to whoever may list it
+        listed = {bucket for bucket, verbs in ALLOWED[role].items() if "list" in verbs and "/" not in bucket}
+        assert {bucket["Name"] for bucket in client.list_buckets()["Buckets"]} == listed
 
 
 def test_no_identity_holds_both_ends(servers):

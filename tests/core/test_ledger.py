@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 from core import ledger
 from core.tables import Account
 from privacy.account import capacity, default_order
-from privacy.balance import GENESIS, digest
+from privacy.balance import GENESIS, Broken, digest
 from privacy.events import PoissonGaussian, Query
 from privacy.relation import Relation
 from tests.core.ledgers import DELTA, MOVE, ORDER, READINGS, Books, closed_cost, gaussian
@@ -91,7 +91,7 @@ def test_the_cost_is_read_at_the_account_s_order_and_relation(books):
     costs = set()
     for relation in Relation:
         for order in (2, 8):
-            with books.session() as session:
+            with books.session("train") as session:
                 account = ledger.open_account(
                     session, relation=relation, epsilon=9.0, delta=0.01, order=order, move=MOVE
                 )
@@ -130,13 +130,12 @@ def test_the_last_unit_can_be_spent_and_not_one_more(missing, books):
 
 def test_a_budget_only_grows(books):
     account = books.account(4.0)
-    with books.session() as session:
-        ledger.raise_budget(session, account, epsilon=5.0, move=MOVE)
+    books.raise_budget(account, 5.0)
     assert books.now(account).capacity == capacity(5.0, DELTA, ORDER)
     assert books.now(account).epsilon == 5.0
     for epsilon in (5.0, 4.0, 4.999):
-        with books.session() as session, pytest.raises(ledger.BudgetNotRaised):
-            ledger.raise_budget(session, account, epsilon=epsilon, move=MOVE)
+        with pytest.raises(ledger.BudgetNotRaised):
+            books.raise_budget(account, epsilon)
     with books.session() as session:
         first, second = ledger.rows(session, account.id)
     assert first["cost"] + second["cost"] == books.now(account).capacity
@@ -146,7 +145,7 @@ def test_a_budget_only_grows(books):
 
 def test_the_default_account_holds_something(books):
     order = default_order(1.0, DELTA)
-    with books.session() as session:
+    with books.session("train") as session:
         account = ledger.open_account(
             session, relation=Relation.REPLACE_ONE, epsilon=1.0, delta=DELTA, order=order, move=MOVE
         )
@@ -327,6 +326,31 @@ def test_what_is_fixed_about_a_job_stays(change, books, database):
             owner.execute(f"UPDATE jobs SET {change} WHERE id = %s", [job])
 
 
+@pytest.mark.parametrize("role", ["service", "train", "sweep"])
+def test_a_temporary_table_does_not_stand_in_for_the_jobs(role, books, database):
+    """Records were opened; a void is refused, whatever a table of jobs of the session's own says."""
+    account = books.account()
+    job = books.reserve(account, 3.0)
+    books.open(job)
+    with psycopg.connect(database("owner"), autocommit=True) as owner:
+        owner.execute(
+            f"GRANT TEMPORARY ON DATABASE {owner.info.dbname} TO PUBLIC"
+        )  # as if it was never revoked
+    with psycopg.connect(database(role)) as connection:
+        connection.execute("CREATE TEMPORARY TABLE jobs (id uuid, opened_at timestamptz)")
+        connection.execute("INSERT INTO pg_temp.jobs VALUES (%s, NULL)", [job])
+        connection.execute("SET search_path = pg_temp, public")
+        with pytest.raises(errors.RestrictViolation, match="nothing is given back"):
+            connection.execute(
+                """INSERT INTO public.entries
+                       (account_id, number, kind, cost, job_id, actor, reason, at, previous, digest)
+                   SELECT id, moves + 1, 'void', held, %s, 'x', 'x', now(), head, head
+                   FROM public.accounts WHERE id = %s""",
+                [job, account.id],
+            )
+    assert books.now(account).held == closed_cost(3.0)
+
+
 # ---- races
 
 
@@ -478,7 +502,7 @@ values = st.recursive(
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(readings=st.dictionaries(texts, values, max_size=4), reason=texts, actor=texts)
 def test_whatever_a_row_holds_it_reads_back_as_it_was_hashed(books, readings, reason, actor):
-    with Session(books.engine()) as session:
+    with Session(books.engine("train")) as session:
         move = ledger.Move(actor=actor, reason=reason)
         account = ledger.open_account(
             session, relation=Relation.ADD_REMOVE, epsilon=4.0, delta=DELTA, order=ORDER, move=move
@@ -507,8 +531,7 @@ ALTER TABLE accounts DROP CONSTRAINT accounts_signs, DROP CONSTRAINT accounts_wi
 def victim(books):
     """An account with every kind of row, in a database whose superuser took all guards away."""
     account, other = books.account(), books.account()
-    with books.session() as session:
-        ledger.raise_budget(session, account, epsilon=9.0, move=MOVE)
+    books.raise_budget(account, 9.0)
     for number in range(6):
         job = books.reserve(account, 3.0 + number)
         if number % 3 == 0:
@@ -687,6 +710,23 @@ def test_a_row_that_is_slipped_in_is_noticed(linked, counted, books, victim):
         assert broken is not None
         assert broken.number in (row["number"], row["number"] + 1)
         session.rollback()
+
+
+def test_a_grant_of_more_than_its_budget_is_found(books):
+    """Linked, hashed and counted as it should be: its own terms tell."""
+    account = books.account(4.0)
+    with Session(books.engine("owner"), expire_on_commit=False) as session:
+        session.execute(text("SET LOCAL session_replication_role = replica"))
+        [grant] = ledger.rows(session, account.id)
+        grant["cost"] *= 3
+        values = {"id": account.id, "cost": grant["cost"], "head": digest(GENESIS, grant)}
+        session.execute(
+            text("UPDATE entries SET cost = :cost, digest = :head WHERE account_id = :id"), values
+        )
+        session.execute(text("UPDATE accounts SET capacity = :cost, head = :head WHERE id = :id"), values)
+        assert ledger.verify(session, account) == Broken(number=1, why="grants more than its budget holds")
+        session.rollback()
+        assert ledger.verify(session, account) is None
 
 
 @pytest.mark.parametrize(

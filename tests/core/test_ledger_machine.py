@@ -162,8 +162,7 @@ class Ledger(RuleBasedStateMachine):
     @rule(epsilon=st.sampled_from(EPSILONS))
     def raise_budget(self, epsilon):
         def action():
-            with self.books.session() as session:
-                ledger.raise_budget(session, self.account, epsilon=epsilon, move=MOVE)
+            self.books.raise_budget(self.account, epsilon)
 
         if self.attempt("raise", epsilon > self.model.epsilon, action, ledger.BudgetNotRaised):
             self.model.epsilon, self.may_rise = epsilon, True

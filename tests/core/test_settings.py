@@ -19,6 +19,7 @@ COMPLETE = {
     "SLUICE_S3_ACCESS_KEY": "SL0123456789",
     "SLUICE_S3_SECRET_KEY": "f3Kq9zlonGenoughToo",
     "SLUICE_SIGNING_KEY": "c29tZXRoaW5nIHRoYXQgaGFzIDMyIGJ5dGVzIGluIGE=",
+    "SLUICE_FINGERPRINT_KEY": "YW5vdGhlciAzMiBieXRlcyBvZiBub3RoaW5nIG11Y2g=",
     "SLUICE_SERVICE_PASSWORD": "f3Kq9zlonGenough1",
     "SLUICE_TRAIN_PASSWORD": "f3Kq9zlonGenough2",
     "SLUICE_PUBLISH_PASSWORD": "f3Kq9zlonGenough3",
@@ -88,12 +89,22 @@ def test_a_wrong_value_is_named_and_not_quoted(monkeypatch):
     assert "veryprivate" not in str(problem.value)
 
 
+def test_diagnostics_are_off_by_default(monkeypatch):
+    for kind in (ServiceSettings, TrainSettings):
+        assert load(kind).diagnostics is False
+        with monkeypatch.context() as patched:
+            patched.setenv("SLUICE_DIAGNOSTICS", "true")
+            assert load(kind).diagnostics is True
+    others = (PublishSettings, SweepSettings, MigrateSettings)
+    assert not any("diagnostics" in kind.model_fields for kind in others)
+
+
 def test_no_role_has_a_field_of_another():
     buckets = {kind: {f for f in kind.model_fields if f.endswith("_bucket")} for kind in ROLES}
     assert buckets[ServiceSettings] == {"private_bucket", "public_bucket"}
-    assert buckets[TrainSettings] == {"private_bucket", "vault_bucket"}
+    assert buckets[TrainSettings] == {"private_bucket", "vault_bucket", "witness_bucket"}
     assert buckets[PublishSettings] == {"vault_bucket", "public_bucket"}
-    assert buckets[SweepSettings] == {"vault_bucket"}
+    assert buckets[SweepSettings] == {"witness_bucket"}
     assert buckets[MigrateSettings] == set()
     passwords = {kind for kind in ROLES if any(f.endswith("_password") for f in kind.model_fields)}
     assert passwords == {MigrateSettings}

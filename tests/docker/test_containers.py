@@ -364,6 +364,22 @@ def test_policy_documents_say_what_the_code_says(role):
     assert json.loads((ROOT / f"docker/iam/{role}.json").read_text()) == policy(role)
 
 
+def test_the_policy_of_the_witness_bucket_takes_rights_away_and_gives_none():
+    """Puts that could replace an entry, and deletion, are denied to everybody; AWS alone evaluates it."""
+    document = json.loads((ROOT / "docker/iam/witness-bucket.json").read_text())
+    assert all(
+        (each["Effect"], each["Principal"], each["Resource"])
+        == ("Deny", "*", [f"arn:aws:s3:::{Buckets().witness}/*"])
+        for each in document["Statement"]
+    )
+    denied = {action: each.get("Condition") for each in document["Statement"] for action in each["Action"]}
+    assert denied == {
+        "s3:PutObject": {"Null": {"s3:if-none-match": "true"}},
+        "s3:DeleteObject": None,
+        "s3:DeleteObjectVersion": None,
+    }
+
+
 def test_secrets_are_ours_alone_long_and_all_different(made):
     assert {f"./secrets/{path.name}" for path in made.iterdir()} == {
         s["file"] for s in FILE["secrets"].values()

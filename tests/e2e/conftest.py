@@ -28,7 +28,7 @@ def start(tmp_path):
 
 @pytest.fixture
 def site(start):
-    up = start()
+    up = start(environment={"SLUICE_DIAGNOSTICS": "true"})
     line = up.expect("key of the first admin")
     up.expect("Ctrl-C stops")
     site = Site(up, re.search(r"sl_[\w-]{43}", line)[0])

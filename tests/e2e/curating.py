@@ -12,12 +12,16 @@ class Site:
     """A running stack with a curator on it."""
 
     def __init__(self, up, admin_key):
-        self.up = up
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{up.port}", timeout=60)
+        self.reach(up)
         self.admin = {"Authorization": f"Bearer {admin_key}"}
         person = self.ask("POST", "/v1/admin/people", self.admin, json={"name": "carla", "role": "curator"})
         key = self.ask("POST", f"/v1/admin/people/{person['id']}/keys", self.admin, json={})["key"]
         self.curator = {"Authorization": f"Bearer {key}"}
+
+    def reach(self, up):
+        """The stack that is asked from now on: another start of the same one has another port."""
+        self.up = up
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{up.port}", timeout=60)
 
     def ask(self, method, path, headers=None, **more):
         """Asks until the service answers: parts of it are being killed."""
@@ -33,8 +37,8 @@ class Site:
             assert time.monotonic() < end, "the service does not come back"
             time.sleep(0.2)
 
-    def dataset(self):
-        body = upload()
+    def dataset(self, body=None):
+        body = body or upload()
         budget = {"epsilon": 1000, "delta": 1e-5, "order": 4}
         declared = {"name": "two", "schema": SCHEMA, "nominal_size": 200, "budget": budget}
         id = self.ask("POST", "/v1/datasets", json=declared)["id"]

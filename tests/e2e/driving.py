@@ -27,16 +27,18 @@ def free_port():
 
 
 class Up:
-    def __init__(self, data, *, port=None, command="up", environment=None, **options):
+    def __init__(self, data, *, port=None, command="up", environment=None, more=(), **options):
         self.data, self.port = data, port or free_port()
         self.seen, self._lines = [], queue.Queue()
-        arguments = [*SLUICE, command, "--data", str(data), "--port", str(self.port)]
+        arguments = [*SLUICE, command, "--data", str(data), "--port", str(self.port), *more]
         self.process = subprocess.Popen(
             arguments,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=plain_environment() | (environment or {}),
+            # Budgets of tests are large, so that many jobs fit; tests of the caps set their own.
+            env=plain_environment(SLUICE_WITNESS_DIR=f"{data}-witness", SLUICE_CAP_EPSILON="1000")
+            | (environment or {}),
             **options,
         )
         threading.Thread(target=self._read, daemon=True).start()

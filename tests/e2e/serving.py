@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import psycopg
-from sqlalchemy import func, update
+from sqlalchemy import func, text, update
 from sqlalchemy.orm import Session
 
 from client.local.child import Child
@@ -17,7 +17,7 @@ from client.local.state import ROLES
 from core import ledger
 from core.database import connect
 from core.people import Role, add_person, issue_key
-from core.tables import Dataset, Witness
+from core.tables import Dataset, Review, Witness
 from privacy.account import cost_as_epsilon
 from privacy.relation import Relation
 from tests.e2e.driving import free_port
@@ -116,4 +116,9 @@ class Site:
                 sha256=secrets.token_bytes(32), sealed_at=datetime.now(UTC),
             )  # fmt: skip
             session.add(dataset)
+            if public:  # as a second person confirmed it
+                officer = add_person(session, name=f"officer-{uuid.uuid4()}", role=Role.ADMIN)
+                session.execute(text("SET LOCAL session_replication_role = replica"))
+                review = {"decision": "accept", "reason": "public", "decided_by": officer.id}
+                session.add(Review(dataset_id=dataset.id, **review))
         return dataset, account

@@ -22,6 +22,7 @@ class Person:
     def __init__(self, url, key, directory):
         self.directory, self.key, self.url = directory, key, url
         self.environment = {"SLUICE_URL": url, "SLUICE_KEY": key, "SLUICE_HOME": str(directory / "home")}
+        self.environment["COLUMNS"] = "250"
         directory.mkdir()
 
     def says(self, *arguments):
@@ -52,7 +53,7 @@ class Person:
 
 @pytest.fixture
 def people(start, tmp_path):
-    up = start()
+    up = start(environment={"SLUICE_DIAGNOSTICS": "true"})
     key = re.search(r"sl_[\w-]{43}", up.expect("key of the first admin"))[0]
     up.expect("Ctrl-C stops")
     url = f"http://127.0.0.1:{up.port}"
@@ -95,6 +96,14 @@ def test_from_a_file_to_a_release_and_back(people):
     picture = dora.directory / "preview.png"
     assert dora.told("releases", "show", "pets", "--preview", picture)["digest"] == digest
     assert picture.read_bytes().startswith(b"\x89PNG")
+    review = dora.told("releases", "review", "pets")
+    assert (review["digest"], review["author"]) == (digest, "carla")
+    assert (review["job"]["id"], review["job"]["cost"]) == (job["id"], job["cost"])
+    assert (review["job"]["dataset"]["name"], review["job"]["dataset"]["owner"]) == ("digits", "carla")
+    printed = " ".join(dora.says("releases", "review", "pets").stdout.split())
+    assert "digits of carla: about 300 records, images of 28 x 28 x 1 in 10 classes" in printed
+    assert f"sluice releases approve {id} --digest {digest}" in printed
+    anna.refused("not-found", "releases", "review", id)
     assert dora.told("releases", "approve", id, "--digest", digest)["state"] == "approved"
     carla.told("releases", "rebuild", id)  # the same facts, but a new build: nobody looked at it yet
     carla.refused("not-approved", "releases", "publish", id)

@@ -265,7 +265,7 @@ def test_it_runs_as_an_ordinary_user(start):
 def test_servers_of_your_own_are_used_when_their_addresses_are_set(start, tmp_path):
     from client.local.stack import Stack
 
-    with_servers = Stack(tmp_path / "servers", durable=False)
+    with_servers = Stack(tmp_path / "servers", durable=False, witness=tmp_path / "servers-witness")
     try:
         with_servers.start_servers()
         environment = {

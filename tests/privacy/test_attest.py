@@ -8,6 +8,7 @@ import random
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from privacy.account import capacity, cost_as_epsilon
 from privacy.accountant import Accountant, cost
 from privacy.attest import (
     MANIFEST,
@@ -18,6 +19,8 @@ from privacy.attest import (
     BadSignature,
     BundleAltered,
     EpsilonNotReproduced,
+    OverBudget,
+    OwnersDiffer,
     ReleaseWithdrawn,
     RevocationsRolledBack,
     Signer,
@@ -49,6 +52,10 @@ def sha256(body):
     return hashlib.sha256(body).hexdigest()
 
 
+def total_of(spent, order=8):
+    return {"cost": spent, "epsilon": cost_as_epsilon(spent, delta=DELTA, order=order)}
+
+
 def privacy_of(event=EVENT, **changes):
     stated = {
         "unit": "one record",
@@ -59,6 +66,7 @@ def privacy_of(event=EVENT, **changes):
         "epsilon": {
             each.value: readable(each, event=event, delta=DELTA, relation=RELATION) for each in Accountant
         },
+        "total": total_of(3 * cost(event, order=8, relation=RELATION)),
         "account": {"id": "c" * 8, "epsilon": 8.0, "delta": DELTA, "order": 8},
     }
     return stated | changes
@@ -70,7 +78,7 @@ PAID = privacy_of()
 class Bundle:
     """The files of a release and its statement, any of which a test may change before it is signed."""
 
-    def __init__(self, *, privacy=PAID, reviewers=2, approvals=None, signer=SIGNER):
+    def __init__(self, *, privacy=PAID, reviewers=2, approvals=None, signer=SIGNER, **manifested):
         self.formats = ["npz"]
         files = {path: path.encode() for path in paths(self.formats) - {MANIFEST, SUMS}}
         files[PRIVACY] = canonical(privacy)
@@ -79,7 +87,7 @@ class Bundle:
         ]
         manifest = {
             "release": "r1", "code": CODE, "review": {"reviewers": reviewers}, "files": listed,
-            "sample": {"formats": self.formats},
+            "sample": {"formats": self.formats}, **manifested,
         }  # fmt: skip
         files[MANIFEST] = canonical(manifest)
         files[SUMS] = sums({path: sha256(body) for path, body in files.items()})
@@ -272,6 +280,95 @@ def test_what_another_owner_paid_follows_from_its_event_too():
         Bundle(privacy=PAID | {"others": [PAID, PAID | {"event": CHEAPER.to_dict()}]}).check()
 
 
+def test_owners_of_one_release_have_one_delta_and_one_relation():
+    """Their epsilons stand side by side and are added up, so they have to be of the same kind."""
+    at = {"delta": 1e-6, "account": PAID["account"] | {"delta": 1e-6}}
+    replaced = cost(EVENT, order=8, relation=Relation.REPLACE_ONE)
+    others = [
+        stated(delta=1e-6)
+        | at
+        | {"total": {"cost": 10**9, "epsilon": cost_as_epsilon(10**9, delta=1e-6, order=8)}},
+        stated(relation=Relation.REPLACE_ONE)
+        | {"relation": "replace_one", "cost": replaced, "total": total_of(replaced)},
+    ]
+    for other in others:
+        assert Bundle(privacy=other | {"others": []}).check()  # true by itself
+        with pytest.raises(OwnersDiffer):
+            Bundle(privacy=PAID | {"others": [PAID, other]}).check()
+        with pytest.raises(OwnersDiffer):
+            Bundle(privacy=other | {"others": [PAID]}).check()
+
+
+def stated(delta=DELTA, relation=RELATION):
+    """The same event, read at another delta or under another relation."""
+    read = {each.value: readable(each, event=EVENT, delta=delta, relation=relation) for each in Accountant}
+    return PAID | {"epsilon": read}
+
+
+MOST = capacity(8.0, DELTA, 8)
+
+
+def test_a_total_is_worked_out_again_from_its_cost():
+    assert Bundle(privacy=privacy_of(total=total_of(PAID["cost"]))).check()
+    good = total_of(MOST)
+    assert Bundle(privacy=privacy_of(total=good)).check().privacy["total"] == good
+    for total in (
+        good | {"epsilon": good["epsilon"] * (1 - 1e-8)},
+        good | {"epsilon": 0.1},
+        good | {"epsilon": None},
+        total_of(PAID["cost"] - 1),  # less than the release itself
+        good | {"cost": float(MOST)},
+    ):
+        with pytest.raises(EpsilonNotReproduced):
+            Bundle(privacy=privacy_of(total=total)).check()
+
+
+def test_a_total_beyond_the_budget_of_its_account_is_refused():
+    tight = PAID["account"] | {"epsilon": 1.0}
+    assert 1.0 < PAID["total"]["epsilon"] < 8
+    for privacy in (
+        privacy_of(account=tight),
+        privacy_of(total=total_of(MOST + 10)),
+        PAID | {"others": [PAID, privacy_of(account=tight)]},
+    ):
+        with pytest.raises(OverBudget) as refused:
+            Bundle(privacy=privacy).check()
+        assert refused.value.fields["total"] > refused.value.fields["budget"]
+    with pytest.raises(EpsilonNotReproduced):
+        Bundle(privacy=privacy_of(account=PAID["account"] | {"epsilon": 0.0})).check()
+
+
+def older(**total_after):
+    """As versions before this one signed it: readings of everything paid for, and no total."""
+    kept = {name: value for name, value in PAID.items() if name != "total"}
+    return kept | {"total_after": total_after}
+
+
+def test_statements_of_older_versions_still_hold_unless_they_are_over_budget():
+    assert Bundle(privacy=older(renyi=3.2, pld=3.0)).check()
+    assert Bundle(privacy=older(renyi=8.1, pld=7.9)).check()  # both are upper bounds
+    assert Bundle(privacy=older(renyi=3.2, pld=None) | {"others": [older(renyi=8.0, pld=None)]}).check()
+    budget = {"account": PAID["account"] | {"epsilon": 1.0}}
+    for privacy in (
+        older(renyi=3.2, pld=3.1) | budget,
+        older(renyi=3.2, pld=3.1) | {"others": [older(renyi=3.2, pld=3.1) | budget]},
+        older(renyi=8.1, pld=None),
+        older(renyi=None, pld=None),
+    ):
+        with pytest.raises(OverBudget):
+            Bundle(privacy=privacy).check()
+    with pytest.raises(BundleAltered):  # no version signed one without either
+        Bundle(privacy={name: value for name, value in PAID.items() if name != "total"}).check()
+
+
+def test_manifest_and_privacy_name_the_same_sources():
+    source = {"name": "pictures", "sha256": "ab" * 32}
+    assert Bundle(privacy=PAID | {"sources": [source]}, sources=[source]).check()
+    for privacy, sources in ((PAID | {"sources": [source]}, []), (PAID | {"sources": []}, [source])):
+        with pytest.raises(BundleAltered, match="sources"):
+            Bundle(privacy=privacy, sources=sources).check()
+
+
 def entry(bundle, release="r1"):
     return {"release": release, "bundle": bundle, "at": "then", "reason": "wrong data"}
 
@@ -307,6 +404,6 @@ def test_a_list_that_goes_back_or_forgets_is_refused():
 def test_slugs_are_those_that_others_know():
     slugs = {each.slug for each in Problem.__subclasses__() if each.__module__ == "privacy.attest"}
     assert slugs == {
-        "bad-signature", "unknown-key", "bundle-altered", "epsilon-not-reproduced", "release-withdrawn",
-        "revocations-rolled-back",
+        "bad-signature", "unknown-key", "bundle-altered", "epsilon-not-reproduced", "over-budget",
+        "owners-differ", "release-withdrawn", "revocations-rolled-back",
     }  # fmt: skip

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from privacy.account import capacity
 from privacy.balance import GENESIS, Balance, Broken, digest, fold
 
 ACCOUNT = "00000000-0000-4000-8000-000000000001"
+TERMS = {"epsilon": 10.0, "delta": 1e-5, "order": 4, "relation": "add_remove"}
 FIELDS = ("account", "number", "kind", "cost", "job", "event", "readings", "terms", "actor", "reason", "at")
 
 
@@ -24,7 +26,7 @@ def row(number, kind, cost, job=None, **fields):
         "job": job,
         "event": None,
         "readings": None,
-        "terms": None,
+        "terms": TERMS if kind == "grant" else None,
         "actor": "someone",
         "reason": "a test",
         "at": f"2026-01-01T00:00:{number:02d}.000000+00:00",
@@ -42,12 +44,12 @@ def chained(*rows):
 
 
 HISTORY = chained(
-    row(1, "grant", 100, terms={"epsilon": 1.0, "delta": 1e-5, "order": 4, "relation": "add_remove"}),
+    row(1, "grant", 100),
     row(2, "reserve", 30, "a", event={"kind": "gaussian", "noise_stddev": 2.5}, readings={"renyi": 0.5}),
     row(3, "reserve", 20, "b"),
     row(4, "settle", 30, "a"),
     row(5, "void", 20, "b"),
-    row(6, "grant", 50, terms={"epsilon": 1.5}),
+    row(6, "grant", 50, terms=TERMS | {"epsilon": 11.0}),
     row(7, "reserve", 60, "c"),
     row(8, "settle", 5),
 )
@@ -100,6 +102,39 @@ def test_there_is_no_other_move():
 )
 def test_a_chain_that_holds_but_moves_more_than_there_is_is_broken(moves, first):
     assert fold(chained(*moves))[3] == Broken(number=first, why="moves more than there is")
+
+
+def test_grants_hold_no_more_than_the_budget_they_name():
+    """To the unit: what the budget holds is granted, in one row or in several, and more is not."""
+    most = capacity(10.0, 1e-5, 4)
+    more = capacity(11.0, 1e-5, 4)
+    raised = TERMS | {"epsilon": 11.0}
+    assert fold(chained(row(1, "grant", most), row(2, "grant", more - most, terms=raised)))[3] is None
+    for grants, first in (
+        ([row(1, "grant", most + 11)], 1),
+        ([row(1, "grant", 2 * most)], 1),
+        ([row(1, "grant", most), row(2, "grant", more - most + 12, terms=raised)], 2),
+        ([row(1, "grant", most), row(2, "grant", more - most)], 2),
+        ([row(1, "grant", 11, terms=TERMS | {"epsilon": 1.0})], 1),  # nothing fits at this order
+    ):
+        assert fold(chained(*grants))[3] == Broken(number=first, why="grants more than its budget holds")
+
+
+@pytest.mark.parametrize(
+    "other", [{"order": 8}, {"delta": 1e-3}, {"relation": "replace_one"}], ids=["order", "delta", "relation"]
+)
+def test_all_grants_of_an_account_are_under_the_same_terms(other):
+    rows = chained(row(1, "grant", 5), row(2, "reserve", 5, "a"), row(3, "grant", 5, terms=TERMS | other))
+    assert fold(rows)[3] == Broken(
+        number=3, why="grants under another relation, delta or order than the first grant"
+    )
+
+
+@pytest.mark.parametrize("terms", [None, {}, [], "terms", TERMS | {"epsilon": None}, TERMS | {"delta": 0}])
+def test_a_grant_without_a_budget_is_broken(terms):
+    assert fold(chained(row(1, "grant", 5, terms=terms)))[3] == Broken(
+        number=1, why="grants without the terms of a budget"
+    )
 
 
 def test_the_fold_stops_at_the_first_broken_row_and_tells_what_stood_before_it():

@@ -6,6 +6,7 @@ its batches, and the hockey stick between two neighbours is integrated on a grid
 
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from privacy import pld
 from privacy.accountant import Accountant, epsilon
 from privacy.events import Gaussian, Geometry, PoissonGaussian, Query, Rotation, SlicedProjection
-from privacy.pairs import SlicedBase, dominating
+from privacy.pairs import OneSided, SlicedBase, Symmetric, covers_blank_rows, dominating
 from privacy.relation import Relation
 from privacy.renyi import divergence
 
@@ -267,3 +268,100 @@ def test_sliced_divergence_agrees_with_monte_carlo(directions, dim, noise, order
     error = sample.std() / math.sqrt(sample.size) / sample.mean() / (order - 1)
     assert abs(divergence(pair, order) - estimate) < 4 * error
     assert error < 0.1 * divergence(pair, order)
+
+
+# Fewer or more records than a plan declares
+
+
+def filled(rows, records):
+    """The rows drawn from: blank ones stand in for missing records."""
+    return (*rows, *[0.0] * (records - len(rows)))
+
+
+@pytest.mark.parametrize("relation", [*Relation])
+@pytest.mark.parametrize("noise", [0.3, 0.8])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_any_number_of_records_beside_the_declared_one(relation, noise, steps):
+    """From none to one more than the three declared: batches of one row, in dimension one, all neighbours."""
+    event = SlicedProjection(
+        geometry=Geometry.ORTHONORMAL,
+        directions=1,
+        dim=1,
+        records=3,
+        batch=1,
+        noise_stddev=noise,
+        steps=steps,
+    )
+    line = np.linspace(-4, 4, 2001 if steps == 1 else 601)
+
+    def law(rows):
+        rows = filled(rows, 3)
+        one = density(rows, [1 / len(rows)] * len(rows), noise, line)
+        return one if steps == 1 else np.outer(one, one).ravel()
+
+    laws = [
+        [law(side) for side in pair]
+        for size in (1, 2, 3, 4)
+        for pair in neighbours(relation, [-0.5, 0.0, 0.5], size)
+    ]
+    check(event, relation, laws, (line[1] - line[0]) ** steps)
+
+
+def log_moment(p, q, order, step):
+    """log of the integral of p^order q^(1 - order), from logarithms."""
+    values = order * p + (1 - order) * q
+    return values.max() + math.log(np.exp(values - values.max()).sum() * step)
+
+
+@pytest.mark.parametrize("geometry", [*Geometry])
+@pytest.mark.parametrize("rate", [0.01, 0.3, 0.9])
+@pytest.mark.parametrize("noise", [0.2, 0.4, 0.7, 2.0])
+def test_a_record_in_place_of_a_blank_row_costs_no_more(geometry, rate, noise):
+    """Rényi divergences of (1-q) N(y) + q N(x) and (1-q) N(y) + q N(0), both ways, rows x and y anywhere.
+
+    Directions in the plane, one or a block of two, are part of the output: moments are means over them.
+    """
+    sphere = geometry is Geometry.SPHERE
+    event = SlicedProjection(
+        geometry=geometry, directions=1 if sphere else 2, dim=2, records=1000, batch=round(1000 * rate),
+        noise_stddev=noise, steps=1,
+    )  # fmt: skip
+    ((pair, _),) = dominating(event, Relation.ADD_REMOVE)
+    assert isinstance(pair, Symmetric if sphere and noise < 0.39 else OneSided)
+    grid = np.linspace(-30, 30, 6001) * noise
+    angles = np.pi * (np.arange(40) + 0.5) / 40 if sphere else [0.0]
+    for turn, size in itertools.product((0.0, 1.0, 2.0, math.pi) if sphere else (0.0, math.pi), (0.5, 0.2)):
+        x, y = (0.5, 0.0), (size * math.cos(turn), size * math.sin(turn))
+        laws = []
+        for angle in angles:
+            along = np.array([math.cos(angle), math.sin(angle)])
+
+            def row(centre):
+                return -(((grid - centre) / noise) ** 2) / 2 - math.log(noise * math.sqrt(2 * math.pi))
+
+            others, record, blank = row(along @ y), row(along @ x), row(0.0)
+            laws.append(
+                [
+                    np.logaddexp(math.log1p(-rate) + others, math.log(rate) + drawn)
+                    for drawn in (record, blank)
+                ]
+            )
+        for order in (1.25, 2, 4, 8):
+            for one, other in ((0, 1), (1, 0)):
+                moments = [log_moment(law[one], law[other], order, grid[1] - grid[0]) for law in laws]
+                found = (np.logaddexp.reduce(moments) - math.log(len(moments))) / (order - 1)
+                assert found <= divergence(pair, order) + 1e-9
+
+
+@pytest.mark.parametrize(("directions", "dim"), [(1, 2), (50, 20), (1000, 784)])
+def test_blank_rows_are_covered_where_there_is_enough_noise(directions, dim):
+    """E exp(x) - 1 <= 2 E x for x = |U^T z|^2 / 4, with directions drawn for real; on both sides of it."""
+    rng = np.random.default_rng(3)
+    squares = rng.beta(0.5, (dim - 1) / 2, size=(5000, directions)).sum(axis=1)
+    for share in (0.3, 0.8, 0.9, 1.1, 1.3, 3.0):
+        # Where x is next to certain the two sides meet at E x = 1.256.
+        quarter = share * 1.256 * dim / directions
+        base = SlicedBase(Fraction(4 * quarter), directions, dim)
+        excess = np.expm1(quarter * squares) - 2 * quarter * squares
+        if abs(excess.mean()) > 5 * excess.std() / math.sqrt(len(squares)):
+            assert covers_blank_rows(base) == (excess.mean() < 0)

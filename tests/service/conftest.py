@@ -21,7 +21,7 @@ def _hang_up() -> Iterator[None]:
 def shared_house(servers: Servers) -> Iterator[House]:
     for name in [name for name in os.environ if name.startswith("SLUICE_")]:
         del os.environ[name]
-    with opened(servers) as house:
+    with opened(servers, diagnostics=True) as house:
         yield house
 
 

@@ -3,11 +3,13 @@
 import hashlib
 import os
 import secrets
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,10 +19,12 @@ from psycopg.types.json import Jsonb
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
+from core import binding
 from core.database import connect
 from core.people import Role, add_person, issue_key
 from core.settings import ServiceSettings
-from core.witness import compare
+from core.stores.witness import DirectoryWitness
+from core.witness import WitnessLog, compare
 from service.app import create_app
 from tests.conftest import Servers, served
 from worker.claims import claim
@@ -29,6 +33,8 @@ IMAGES = {"kind": "image", "height": 8, "width": 8, "classes": ["clear", "shadow
 # Cheap to account for: no subsampling.
 PLAN = {"kind": "swd_one_shot", "directions": 10}
 BUDGET = {"epsilon": 10.0, "delta": 1e-6}
+# As far as the service reads it: what a release states of one owner.
+STATED = {"epsilon": {"renyi": 1.0, "pld": 0.9}, "delta": 1e-6, "relation": "add_remove"}
 
 
 @dataclass(frozen=True)
@@ -42,25 +48,6 @@ class Caller:
 
     def __getattr__(self, verb: str) -> Any:
         return getattr(self.http, verb)
-
-
-@dataclass
-class Shelf:
-    """A witness in memory."""
-
-    body: bytes = b""
-
-    def create(self, body: bytes) -> bool:
-        if self.body:
-            return False
-        self.body = body
-        return True
-
-    def read(self) -> bytes:
-        return self.body
-
-    def write(self, body: bytes) -> None:
-        self.body = body
 
 
 @contextmanager
@@ -94,8 +81,8 @@ class House:
     app: FastAPI
     anonymous: httpx.Client
     engine: Engine
+    witness: DirectoryWitness
     people: dict[str, Caller] = field(default_factory=dict)
-    shelf: Shelf = field(default_factory=Shelf)
     _clients: list[httpx.Client] = field(default_factory=list)
 
     def __getattr__(self, name: str) -> Caller:
@@ -150,17 +137,43 @@ class House:
         """A real comparison with the witness, as the sweeper makes it."""
         engine = connect(self.url("sweep"), pool_size=1)
         with Session(engine) as session, session.begin():
-            compare(session, self.shelf)
+            compare(session, WitnessLog(self.witness))
         engine.dispose()
 
-    def checked(self, dataset: str, *, report: dict[str, Any] | None = None) -> None:
-        """The private side found the file to be as declared."""
-        self.sql(
-            "UPDATE datasets SET state = 'ready', checked_at = now(), report = %s WHERE id = %s",
-            Jsonb(report or {"clamped": 0}),
-            dataset,
-            role="train",
-        )
+    def checked(self, dataset: str, *, report: dict[str, Any] | None = None, few: bool = False) -> str | None:
+        """The private side read the records; here they are known if the same file is. Gives the state."""
+        id = uuid.UUID(dataset)
+        known = self.sql(
+            "SELECT id FROM datasets WHERE sha256 = (SELECT sha256 FROM datasets WHERE id = %s) AND id <> %s"
+            " AND (account_id IS NOT NULL OR state = 'held')",
+            id, id,
+        )  # fmt: skip
+        with self.session("train") as session:
+            return binding.bind_decided(session, id) or binding.bind(
+                session,
+                id,
+                overlaps={other: 1.0 for (other,) in known},
+                few=few,
+                report=report or {"clamped": 0},
+            )
+
+    @contextmanager
+    def session(self, role: str) -> Iterator[Session]:
+        """One transaction of a role."""
+        engine = connect(self.url(role), pool_size=1)
+        try:
+            with Session(engine) as session, session.begin():
+                yield session
+        finally:
+            engine.dispose()
+
+    def accepted(self, dataset: str, **decision: Any) -> dict[str, Any]:
+        """A held dataset that an admin decided about, and the private side made ready."""
+        body = {"decision": "accept", "reason": "other people"} | decision
+        answer = self.admin.post(f"/v1/datasets/{dataset}/review", json=body)
+        assert answer.status_code == 202, answer.text
+        self.checked(dataset)
+        return self.admin.get(f"/v1/datasets/{dataset}").json()
 
     def job_row(self, job: str, **values: Any) -> None:
         """The worker writes what a worker may write."""
@@ -198,7 +211,8 @@ class House:
     def ready(self, who: Caller, content: bytes | None = None, **others: Any) -> dict[str, Any]:
         """A dataset with an account, checked and open for jobs."""
         dataset = self.sealed(who, content, **others)
-        self.checked(dataset["id"])
+        if self.checked(dataset["id"]) == "held":
+            self.accepted(dataset["id"])
         return who.get(f"/v1/datasets/{dataset['id']}").json()
 
     def job(self, who: Caller, dataset: str, *, key: str | None = None, **others: Any) -> httpx.Response:
@@ -222,14 +236,14 @@ class House:
         assert answer.status_code == 202, answer.text
         return answer.json()
 
-    def built(self, release: str, digest: bytes | None = None) -> str:
+    def built(self, release: str, digest: bytes | None = None, privacy: dict[str, Any] | None = None) -> str:
         """The publisher made a bundle; gives its digest."""
         digest = digest or os.urandom(32)
         files = [{"path": "manifest.json", "size": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}]
         self.sql(
             "UPDATE releases SET state = 'in_review', digest = %s, files = %s, manifest = %s, privacy = %s,"
             " preview = %s, built_at = now() WHERE id = %s",
-            digest, Jsonb(files), Jsonb({"kind": "sluice-release"}), Jsonb({"delta": 1e-6}), b"a picture",
+            digest, Jsonb(files), Jsonb({"kind": "sluice-release"}), Jsonb(privacy or STATED), b"a picture",
             release, role="publish",
         )  # fmt: skip
         return digest.hex()
@@ -258,12 +272,12 @@ class House:
 @contextmanager
 def opened(servers: Servers, **settings: Any) -> Iterator[House]:
     """A house of its own, with everybody in it."""
-    with fresh_database(servers) as url:
+    with fresh_database(servers) as url, tempfile.TemporaryDirectory() as witness:
         engine = connect(url("service"), pool_size=2)
         chosen = settings_for(servers, url, **settings)
         app = create_app(chosen)
         with served(app) as anonymous:
-            house = House(servers, url, chosen, app, anonymous, engine)
+            house = House(servers, url, chosen, app, anonymous, engine, DirectoryWitness(Path(witness)))
             house.populate()
             house.witnessed()
             yield house

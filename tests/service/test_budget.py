@@ -10,10 +10,14 @@ from datetime import UTC, datetime
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from core import ledger
+from core.database import connect
 from core.ledger import Move
+from core.tables import Grant, Witness
+from core.witness import LedgerNotWitnessed, charge_lost
 from privacy.account import capacity
 from privacy.balance import fold
 from privacy.relation import Relation
@@ -77,7 +81,7 @@ def test_rows_are_filtered_and_paged(house, account):
         return [e["number"] for e in house.admin.get(path, params=query).json()["entries"]]
 
     assert numbers(kind="reserve") == [2, 3, 4]
-    assert numbers(actor="train") == [5]
+    assert numbers(actor="train") == [1, 5]  # opened when the records were read, and settled
     assert numbers(actor="nobody") == []
     fifth = house.admin.get(path, params={"after": 4, "limit": 1}).json()
     assert ([e["number"] for e in fifth["entries"]], fifth["next"]) == ([5], 5)
@@ -101,16 +105,22 @@ def test_an_altered_row_is_shown_as_broken(house, account):
 def test_an_export_is_whole_and_runs_nothing_in_a_spreadsheet(house):
     """U2: every lead that starts a formula is escaped."""
     leads = ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx", "plain", 'quo"ted', "com,ma", "new\nline"]
-    with Session(house.engine) as session, session.begin():
+    owner = connect(house.url("owner"), pool_size=1)
+    with Session(owner) as session, session.begin():
         account = ledger.open_account(
             session, relation=Relation.ADD_REMOVE, epsilon=1.0, delta=1e-6, order=8,
             move=Move(actor="=cmd|' /C calc'!A0", reason=leads[0]),
         )  # fmt: skip
         for more, lead in enumerate(leads[1:], start=2):
-            move = Move(actor="@x", reason=lead)
-            ledger.raise_budget(session, account, epsilon=float(more), move=move)
-            session.refresh(account)
+            grant = Grant(
+                id=uuid.uuid4(), account_id=account.id, epsilon=float(more), reason=lead,
+                proposed_by=house.curator.id, decided_by=house.admin.id, state="confirmed",
+            )  # fmt: skip
+            session.add(grant)
+            session.flush()
+            ledger.raise_budget(session, account, epsilon=float(more), move=Move(actor="@x", reason=lead))
         id = account.id
+    owner.dispose()
     answer = house.admin.get(f"/v1/admin/ledger/{id}?format=csv")
     assert answer.headers["content-type"].startswith("text/csv")
     assert answer.headers["content-disposition"] == f'attachment; filename="ledger-{id}.csv"'
@@ -198,7 +208,9 @@ def test_another_curator_of_the_same_people_may_confirm(house):
     account = house.ready(house.curator, content)["account"]
     assert propose(house.curator2, account).status_code == 404
     grant = propose(house.curator, account).json()["id"]
-    assert house.ready(house.curator2, content)["account"] == account
+    theirs = house.sealed(house.curator2, content)["id"]
+    assert house.checked(theirs) == "held"
+    assert house.accepted(theirs, decision="join", account=account)["account"] == account
     assert house.curator2.post(f"/v1/admin/ledger/{account}/grants/{grant}/confirm").status_code == 200
 
 
@@ -246,12 +258,8 @@ def own_house(servers):
 
 def everything_that_grants(house, dataset, account, grant, job):
     """Each request that would give budget, or give some back."""
-    content = os.urandom(16)
-    fresh = house.register(house.curator)["id"]
-    house.upload(house.curator, fresh, content)
     return {
         "job": lambda: house.job(house.curator, dataset),
-        "seal": lambda: house.seal(house.curator, fresh, content),
         "confirm": lambda: house.admin.post(f"/v1/admin/ledger/{account}/grants/{grant}/confirm"),
         "cancel": lambda: house.curator.post(f"/v1/jobs/{job}/cancel"),
     }
@@ -262,18 +270,22 @@ def test_nothing_is_granted_unless_the_ledger_was_compared_lately(house):
     grant = propose(house.curator, dataset["account"]).json()["id"]
     job = house.job(house.curator, dataset["id"]).json()["id"]
     asks = everything_that_grants(house, dataset["id"], dataset["account"], grant, job)
+    fresh = house.sealed(house.curator)["id"]
     before = house.balance(dataset["account"])
     for when in ("NULL", "now() - interval '61 seconds'", "now() + interval '2 minutes'"):
         house.sql(f"UPDATE witness SET checked_at = {when}", role="sweep")
         for ask in asks.values():
             answer = ask()
             assert (answer.status_code, answer.json()["slug"]) == (503, "ledger-not-witnessed")
+        with pytest.raises(LedgerNotWitnessed):  # no new account either
+            house.checked(fresh)
         assert house.balance(dataset["account"]) == before
     assert house.curator.get(f"/v1/datasets/{dataset['id']}/budget").status_code == 200
     house.witnessed()
     assert {name: ask().status_code for name, ask in asks.items()} == {
-        "job": 202, "seal": 202, "confirm": 200, "cancel": 202,
+        "job": 202, "confirm": 200, "cancel": 202,
     }  # fmt: skip
+    assert house.checked(fresh) == "ready"
 
 
 def test_a_restored_backup_gives_nothing_until_an_admin_counts_the_loss_as_spent(own_house):
@@ -302,7 +314,9 @@ def test_a_restored_backup_gives_nothing_until_an_admin_counts_the_loss_as_spent
     quote = {"dataset": id, "plan": kept["plan"]}
     assert house.curator.post("/v1/quotes", json=quote).status_code == 200
     witness = house.admin.get("/v1/admin/witness").json()
-    assert witness["behind"]["accounts"] == {account: before["held"]}
+    told = witness["behind"]["accounts"][account]
+    assert (told["reason"], told["spent"]) == ("behind", before["held"])
+    assert told["capacity"] == before["capacity"]
 
     path, generation = "/v1/admin/witness/acknowledge", witness["behind"]["generation"]
     body = {"generation": generation, "reason": "disk lost on Tuesday"}
@@ -317,7 +331,7 @@ def test_a_restored_backup_gives_nothing_until_an_admin_counts_the_loss_as_spent
     house.sweep()
     assert house.admin.get("/v1/admin/witness").json()["behind"] is None
     assert {name: ask().status_code for name, ask in asks.items()} == {
-        "job": 202, "seal": 202, "confirm": 200, "cancel": 202,
+        "job": 202, "confirm": 200, "cancel": 202,
     }  # fmt: skip
     assert house.balance(account)["settled"] == kept["cost"] + lost["cost"]
     shown = house.admin.get(f"/v1/admin/ledger/{account}").json()
@@ -325,6 +339,90 @@ def test_a_restored_backup_gives_nothing_until_an_admin_counts_the_loss_as_spent
     assert any(e["reason"] == "behind its witness: disk lost on Tuesday" for e in shown["entries"])
     again = house.admin.post(path, json=body)
     assert (again.status_code, again.json()["slug"]) == (409, "wrong-state")
+
+
+def test_an_account_that_the_backup_never_had_is_made_again_by_a_restore_and_not_by_the_service(own_house):
+    house = own_house
+    house.sweep()
+    backup = {name: [] for name in ("datasets", "entries", "jobs", "accounts")}
+    dataset = house.ready(house.curator)
+    cost = house.job(house.curator, dataset["id"]).json()["cost"]
+    house.sweep()
+    before = house.balance(dataset["account"])
+    restore(house, backup)
+    assert house.admin.get("/v1/admin/ledger").json()["items"] == []
+    house.sweep()
+    generation = house.admin.get("/v1/admin/witness").json()["behind"]["generation"]
+    body = {"generation": generation, "reason": "disk lost on Tuesday"}
+    answer = house.admin.post("/v1/admin/witness/acknowledge", json=body)
+    assert (answer.status_code, answer.json()["slug"]) == (409, "restore-needed")
+    engine = connect(house.url("owner"), pool_size=1)  # as `sluice restore --charge` does
+    with Session(engine) as session, session.begin():
+        row = session.scalars(select(Witness)).one()
+        charge_lost(session, row.behind["accounts"], Move(actor="restore", reason="disk lost on Tuesday"))
+        row.acknowledged = generation
+    engine.dispose()
+    house.sweep()
+    assert house.admin.get("/v1/admin/witness").json()["behind"] is None
+    assert house.balance(dataset["account"]) == before | {"held": 0, "settled": cost}
+    assert house.admin.get(f"/v1/admin/ledger/{dataset['account']}").json()["chain"]["ok"]
+
+
+def test_a_raised_capacity_shuts_the_ledger_and_cannot_be_acknowledged(own_house):
+    """A hundred times the budget, written over the balance: nothing is granted from it."""
+    house = own_house
+    house.sweep()
+    dataset = house.ready(house.curator)
+    id, account = dataset["id"], dataset["account"]
+    kept = house.job(house.curator, id, target={"epsilon": 0.5}).json()
+    grant = propose(house.curator, account).json()["id"]
+    house.sweep()
+    asks = everything_that_grants(house, id, account, grant, kept["id"])
+    before = house.balance(account)
+    house.sql("ALTER TABLE accounts DISABLE TRIGGER USER")
+    house.sql("UPDATE accounts SET capacity = capacity * 100 WHERE id = %s", account)
+    house.sweep()
+    for name, ask in asks.items():
+        answer = ask()
+        assert (answer.status_code, answer.json()["slug"]) == (503, "ledger-altered"), name
+    behind = house.admin.get("/v1/admin/witness").json()["behind"]
+    told = behind["accounts"][account]
+    assert (told["reason"], told["capacity"]) == ("altered", before["capacity"])
+    body = {"generation": behind["generation"], "reason": "it looks fine to me"}
+    answer = house.admin.post("/v1/admin/witness/acknowledge", json=body)
+    assert (answer.status_code, answer.json()["slug"]) == (503, "ledger-altered")
+    assert "owner" in answer.json()["detail"]
+    house.sql("UPDATE accounts SET capacity = %s WHERE id = %s", told["capacity"], account)
+    house.sql("ALTER TABLE accounts ENABLE TRIGGER USER")
+    house.sweep()
+    assert house.admin.get("/v1/admin/witness").json()["behind"] is None
+    assert house.balance(account) == before
+    assert {name: ask().status_code for name, ask in asks.items()} == {
+        "job": 202, "confirm": 200, "cancel": 202,
+    }  # fmt: skip
+
+
+def test_a_witness_that_lost_its_entries_grants_nothing_and_cannot_be_acknowledged(own_house, tmp_path):
+    house = own_house
+    dataset = house.ready(house.curator)
+    house.sweep()
+    generation = house.admin.get("/v1/admin/witness").json()["generation"]
+    house.witness._root.rename(tmp_path / "away")
+    house.witness._root.mkdir()
+    house.sweep()
+    answer = house.job(house.curator, dataset["id"])
+    assert (answer.status_code, answer.json()["slug"]) == (503, "witness-lost")
+    witness = house.admin.get("/v1/admin/witness").json()
+    assert witness["behind"] == {"generation": 0, "accounts": {}, "lost": True}
+    assert witness["generation"] == generation
+    for named in (generation, 1):
+        body = {"generation": named, "reason": "it is gone"}
+        answer = house.admin.post("/v1/admin/witness/acknowledge", json=body)
+        assert (answer.status_code, answer.json()["slug"]) == (409, "wrong-state")
+    house.witness._root.rmdir()
+    (tmp_path / "away").rename(house.witness._root)
+    house.sweep()
+    assert house.job(house.curator, dataset["id"]).status_code == 202
 
 
 def restore(house, backup):

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
+import psycopg
 import pytest
 from kombu.exceptions import OperationalError
 
@@ -210,7 +211,7 @@ def test_only_what_is_public_for_sure_is_a_source(house):
     who, target = house.curator, house.ready(house.curator)
     public = house.ready(who, public=True)
     shared = house.ready(who, b"the same file", public=True)
-    house.ready(who, b"the same file")
+    house.ready(who, b"the same file")  # accepted as private, after the public one
     child = house.ready(who, public=True, parent=target["id"])
     wide = {"kind": "image", "height": 8, "width": 16, "classes": ["a", "b"]}
     single = {"kind": "image", "height": 8, "width": 8, "classes": ["a"]}
@@ -289,6 +290,38 @@ def test_only_what_fits_and_was_shared_is_gone_on_from(house):
     ]:
         assert slug(house.job(who, **{"dataset": dataset["id"], "plan": RELAY} | body)) == expected, body
     assert house.balance(dataset["account"]) == before
+
+
+OTHER_TERMS = {
+    "delta": {"budget": {"epsilon": 10.0, "delta": 1e-5}},
+    "relation": {"relation": "replace_one"},
+}
+
+
+@pytest.mark.parametrize("terms", OTHER_TERMS)
+def test_a_relay_has_one_delta_and_one_relation(terms, house):
+    """Their epsilons stand on one card and are added up; nothing is charged for one that cannot."""
+    shared = house.trained(house.curator, house.ready(house.curator)["id"], plan=RELAY, shared=True)
+    other = house.ready(house.curator2, **OTHER_TERMS[terms])
+    before = house.balance(other["account"])
+    refused = house.job(house.curator2, other["id"], plan=RELAY, after=shared)
+    assert slug(refused) == (422, "unfit-relay")
+    assert "at delta 1e-06 under add_remove" in refused.json()["detail"]
+    assert house.balance(other["account"]) == before
+
+
+def test_every_account_before_it_counts_and_not_only_the_last(house):
+    """A relay that was made before they were refused is not gone on from."""
+    first = house.trained(house.curator, house.ready(house.curator)["id"], plan=RELAY, shared=True)
+    other = house.ready(house.curator2, budget={"epsilon": 10.0, "delta": 1e-5})
+    second = house.trained(house.curator2, other["id"], plan=RELAY, shared=True)
+    mine = house.ready(house.curator, budget={"epsilon": 10.0, "delta": 1e-5})
+    assert house.job(house.curator, mine["id"], plan=RELAY, after=second).status_code == 202
+    with psycopg.connect(house.url("owner"), autocommit=True) as connection:
+        connection.execute("SET session_replication_role = replica")
+        connection.execute("UPDATE jobs SET after_id = %s WHERE id = %s", (first, second))
+    refused = house.job(house.curator, mine["id"], plan=RELAY, after=second)
+    assert slug(refused) == (422, "unfit-relay")
 
 
 def test_cancelling_before_records_are_opened_gives_back_exactly(house):

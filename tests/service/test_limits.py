@@ -88,6 +88,7 @@ def bodies(dataset: str) -> dict[str, tuple[str, dict]]:
         "POST /v1/quotes": {"dataset": dataset, "plan": PLAN, "target": {"epsilon": 1.0}},
         "POST /v1/jobs": {"dataset": dataset, "plan": {"kind": "dpgan", "sampling_prob": 0.1, "steps": 5},
                           "target": {"epsilon": 1.0, "accountant": "pld"}},
+        "POST /v1/datasets/{id}/review": {"decision": "join", "account": str(uuid.uuid4()), "reason": "r"},
         "POST /v1/admin/ledger/{account}/grants": {"epsilon": 11.0, "reason": "more"},
         "POST /v1/admin/witness/acknowledge": {"generation": 1, "reason": "restored"},
         "POST /v1/admin/people": {"name": "p", "role": "analyst"},
@@ -131,7 +132,7 @@ def test_no_error_echoes_what_was_sent(house):
     for operation, body in bodies(dataset["id"]).items():
         path = operation.split(" ")[1]
         people = path.startswith("/v1/admin/people")
-        who = house.admin if "/admin/" in path else house.curator
+        who = house.admin if "/admin/" in path or path.endswith("/datasets/{id}/review") else house.curator
         address = path.format(**given | ({"id": str(house.analyst.id)} if people else {}))
         for wrong in spoiled(body):
             answer = who.post(

@@ -31,6 +31,7 @@ TABLE: dict[str, tuple[int, int, int, int]] = {
     "GET /v1/datasets/{id}/upload": (403, 404, 403, 200),
     "POST /v1/datasets/{id}/upload/urls": (403, 404, 403, 200),
     "POST /v1/datasets/{id}/seal": (403, 404, 403, 202),
+    "POST /v1/datasets/{id}/review": (403, 403, 202, 403),
     "GET /v1/datasets/{id}/budget": (403, 404, 200, 200),
     "POST /v1/quotes": (403, 404, 200, 200),
     "POST /v1/jobs": (403, 404, 403, 202),
@@ -43,6 +44,7 @@ TABLE: dict[str, tuple[int, int, int, int]] = {
     "GET /v1/releases": (200, 200, 200, 200),
     "GET /v1/releases/{id}": (404, 200, 200, 200),  # not granted to the analyst
     "GET /v1/releases/{id}/preview": (404, 200, 200, 200),
+    "GET /v1/releases/{id}/review": (403, 200, 200, 200),
     "POST /v1/releases/{id}/approve": (403, 200, 200, 403),  # the owner is its author
     "POST /v1/releases/{id}/rebuild": (403, 403, 202, 409),  # built anew by then
     "POST /v1/releases/{id}/discard": (403, 403, 200, 409),
@@ -147,6 +149,10 @@ def concrete(house: House, verb: str, path: str, ready: dict) -> tuple[str, dict
             body = {"size": 8, "sha256": hashlib.sha256(content).hexdigest()}
         elif path.endswith("/urls"):
             body = {"numbers": [1]}
+    elif path.endswith("/datasets/{id}/review"):
+        given["id"] = house.sealed(curator)["id"]
+        house.checked(given["id"], few=True)
+        body = {"decision": "accept", "reason": "few, but other people"}
     elif path.startswith("/v1/datasets/{id}"):
         given["id"] = ready["id"]
     elif path == "/v1/quotes" or (path, verb) == ("/v1/jobs", "POST"):

@@ -13,7 +13,7 @@ import pytest
 
 from core.stores import s3
 from core.stores.shelf import public_key
-from tests.service.house import opened
+from tests.service.house import STATED, opened
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +106,36 @@ def test_four_eyes_then_published(house, reviewed):
     assert act(house.curator, id, "publish") == (202, "publishing")
     house.put(id)
     assert act(house.curator, id, "publish") == (202, "published")
+
+
+@pytest.mark.parametrize("role", ["service", "publish"])
+def test_temporary_tables_do_not_stand_in_for_a_review(role, house, reviewed):
+    """An author's own approval, and publishing without one, with tables of the session's own making."""
+    id, digest = reviewed
+    with psycopg.connect(house.url("owner"), autocommit=True) as owner:
+        owner.execute(
+            f"GRANT TEMPORARY ON DATABASE {owner.info.dbname} TO PUBLIC"
+        )  # as if it was never revoked
+    approve = (
+        "INSERT INTO public.approvals (release_id, digest, person_id, note)"
+        " VALUES (%(id)s, decode(%(digest)s, 'hex'), %(author)s, '')"
+    )
+    publish = "UPDATE public.releases SET state = 'approved' WHERE id = %(id)s"
+    given = {"id": id, "digest": digest, "author": house.curator.id, "other": house.curator2.id}
+    refusals = (psycopg.errors.RestrictViolation, psycopg.errors.InsufficientPrivilege)
+    for statement in (approve, publish):
+        with psycopg.connect(house.url(role)) as connection:
+            connection.execute("CREATE TEMPORARY TABLE releases (LIKE public.releases)")
+            connection.execute("CREATE TEMPORARY TABLE approvals (LIKE public.approvals INCLUDING DEFAULTS)")
+            connection.execute(
+                "INSERT INTO pg_temp.releases SELECT * FROM public.releases WHERE id = %(id)s", given
+            )
+            connection.execute("UPDATE pg_temp.releases SET author_id = %(other)s", given)
+            connection.execute(approve.replace("public", "pg_temp").replace("author", "other"), given)
+            connection.execute("SET search_path = pg_temp, public")
+            with pytest.raises(refusals):
+                connection.execute(statement, given)
+    assert house.curator.get(f"/v1/releases/{id}").json()["state"] == "in_review"
 
 
 def test_an_approval_is_of_one_digest_and_a_new_build_voids_it(house, reviewed):
@@ -226,9 +256,78 @@ def test_preview_and_files_are_there_for_reviewers_and_later_for_readers(house, 
     assert (answer.headers["content-type"], answer.content) == ("image/png", b"a picture")
     told = house.curator2.get(f"/v1/releases/{id}").json()
     assert told["digest"] == digest
-    assert told["privacy"] == {"delta": 1e-6}
+    assert told["privacy"] == STATED
+    assert (told["owners"], told["together"]) == ([STATED], None)
     assert house.analyst.get(f"/v1/releases/{id}/preview").status_code == 404
     assert act(house.curator, id, "downloads", paths=["manifest.json"]) == (409, "wrong-state")
+
+
+def test_a_relay_is_shown_owner_by_owner_with_their_sum(house, job):
+    other = STATED | {"epsilon": {"renyi": 4.5, "pld": None}}
+    id = house.draft(house.curator, job)["id"]
+    assert house.curator.get(f"/v1/releases/{id}").json()["owners"] == []
+    house.built(id, privacy=STATED | {"others": [other]})
+    told = house.curator.get(f"/v1/releases/{id}").json()
+    assert told["owners"] == [STATED, other]
+    assert told["together"] == {"epsilon": pytest.approx(0.9 + 4.5), "delta": 2e-6}
+
+
+# ---- where it comes from
+
+ADAPT = {"kind": "adapt", "records": 100, "batch": 20, "directions": 4, "dim": 6, "steps": 5}
+RELAY = {"kind": "gswgan", "parts": 10, "panel": 10, "images": 4, "steps": 5, "recipe": "fast-cpu"}
+
+
+def test_an_approver_sees_job_dataset_and_source_of_another_curator(house):
+    target = house.ready(house.curator, name="scans", nominal_size=1234)
+    source = house.ready(house.curator, name="pictures", public=True)
+    for dataset in (target, source):
+        house.sql("UPDATE datasets SET report = '{\"clamped\": 7}' WHERE id = %s", dataset["id"])
+    job = house.trained(house.curator, target["id"], plan=ADAPT, source=source["id"])
+    house.sql("INSERT INTO diagnostics VALUES (%s, 1, '{\"loss\": 7}', '<svg/>')", job, role="train")
+    id = house.draft(house.curator, job)["id"]
+    digest = house.built(id)
+    [(account,)] = house.sql("SELECT account_id FROM datasets WHERE id = %s", target["id"])
+    confirm_larger_budget(house, account, 12.0)
+    own = house.curator.get(f"/v1/jobs/{job}").json()
+    for who in (house.curator2, house.admin, house.curator):
+        answer = who.get(f"/v1/releases/{id}/review")
+        told = answer.json()
+        assert (told["release"], told["digest"], told["state"]) == (id, digest, "in_review")
+        assert (told["author"], told["earlier"]) == ("curator", [])
+        for name in ("id", "plan", "event", "epsilon", "cost", "created_at", "finished_at"):
+            assert told["job"][name] == own[name]
+        assert told["job"]["dataset"] == card(target, epsilon=12.0)
+        assert told["job"]["source"] == card(source)
+        for measured in ("clamped", "loss", "report", "svg"):  # what was measured is for its owner
+            assert measured not in answer.text
+    assert house.analyst.get(f"/v1/releases/{id}/review").status_code == 403
+    assert house.curator2.get(f"/v1/releases/{uuid.uuid4()}/review").status_code == 404
+
+
+def confirm_larger_budget(house, account, epsilon):
+    body = {"epsilon": epsilon, "reason": "a second cohort"}
+    path = f"/v1/admin/ledger/{account}/grants"
+    grant = house.curator.post(path, json=body).json()["id"]
+    assert house.admin.post(f"{path}/{grant}/confirm").status_code == 200
+
+
+def card(dataset, owner="curator", **budget):
+    """What was declared, and the budget in force."""
+    same = {name: dataset[name] for name in ("id", "name", "schema", "nominal_size", "relation", "public")}
+    return same | {"owner": owner, "budget": dataset["budget"] | budget}
+
+
+def test_an_approver_sees_every_job_of_a_relay(house):
+    datasets = [house.ready(house.curator), house.ready(house.curator2)]
+    first = house.trained(house.curator, datasets[0]["id"], plan=RELAY, shared=True)
+    last = house.trained(house.curator2, datasets[1]["id"], plan=RELAY, after=first)
+    id = house.draft(house.curator2, last)["id"]
+    told = house.admin.get(f"/v1/releases/{id}/review").json()
+    assert (told["job"]["id"], told["job"]["dataset"]) == (last, card(datasets[1], "curator2"))
+    [earlier] = told["earlier"]
+    assert (earlier["id"], earlier["dataset"]) == (first, card(datasets[0]))
+    assert told["digest"] is None
 
 
 # ---- links
@@ -366,8 +465,36 @@ def test_diagnostics_are_for_the_owner_of_the_job(house, job):
         told = house.curator.get(f"/v1/jobs/{job}/diagnostics?format={format}")
         assert (told.status_code, told.text) == (200, text)
     assert house.curator2.get(f"/v1/jobs/{job}/diagnostics").status_code == 404
+    assert house.admin2.get(f"/v1/jobs/{job}/diagnostics").status_code == 403
     assert house.admin.get(f"/v1/jobs/{job}/diagnostics").status_code == 403
     assert house.analyst.get(f"/v1/jobs/{job}/diagnostics").status_code == 403
+
+
+def test_diagnostics_are_not_for_the_other_owners_of_a_relay(house):
+    """Neither for who went before nor for who came after, though both gave records to one generator."""
+    jobs, before = [], None
+    for who in (house.curator, house.curator2):
+        dataset = house.ready(who)["id"]
+        before = house.trained(who, dataset, plan=RELAY, shared=True, after=before)
+        house.sql("INSERT INTO diagnostics VALUES (%s, 1, '{}', '<svg/>')", before, role="train")
+        jobs.append(before)
+    for who, told in ((house.curator, [200, 404]), (house.curator2, [404, 200])):
+        assert [who.get(f"/v1/jobs/{job}/diagnostics").status_code for job in jobs] == told
+
+
+def test_diagnostics_are_off_unless_the_site_says_so(servers):
+    """Also those that were kept while they were on; the owner is told what turns them on."""
+    with opened(servers) as quiet:
+        quiet.witnessed()
+        job = quiet.trained(quiet.curator, quiet.ready(quiet.curator)["id"])
+        quiet.sql("INSERT INTO diagnostics VALUES (%s, 1, '{\"loss\": 1}', '<svg/>')", job, role="train")
+        told = quiet.curator.get(f"/v1/jobs/{job}/diagnostics")
+        assert (told.status_code, told.json()["slug"]) == (404, "not-found")
+        assert "off at this site" in told.json()["detail"]
+        assert "SLUICE_DIAGNOSTICS=true" in told.json()["detail"]
+        assert "loss" not in told.text
+        stranger = quiet.curator2.get(f"/v1/jobs/{job}/diagnostics").json()["detail"]
+        assert stranger == "No job of yours has this id."
 
 
 def test_an_admin_is_not_told_the_counts_of_a_dataset(house):

@@ -1,4 +1,4 @@
-"""A stack of servers for the tests of workers alone: its vault has one witness, for one database."""
+"""A stack of servers for the tests of workers alone: it has one witness, for one database."""
 
 import hashlib
 import io
@@ -8,22 +8,27 @@ import shutil
 import subprocess
 import sys
 import uuid
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import psycopg
 import pytest
-from sqlalchemy import select
+from psycopg.types.json import Jsonb
+from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
+import core.witness
 from client.local.stack import Stack
 from core import ledger
 from core.database import connect
 from core.ledger import Move
-from core.settings import SweepSettings
+from core.settings import SweepSettings, TrainSettings
 from core.stores import s3
-from core.stores.witness import WitnessShelf
-from core.tables import Account, Dataset, Entry, Job, Person
+from core.stores.witness import witness_store
+from core.tables import Account, Dataset, Entry, Job, Person, Review
+from core.witness import WitnessLog
+from privacy.balance import GENESIS, Balance, digest
 from privacy.plans import Target, plan_from_dict
 from privacy.relation import Relation
 from worker import sweep
@@ -43,13 +48,24 @@ GSWGAN = {
 }  # fmt: skip
 
 
-def upload(*, labelled=True):
-    """Two classes that any generator can tell apart, as the bytes of an npz."""
+def upload(*, labelled=True, seed=None):
+    """Two classes that any generator can tell apart, as the bytes of an npz. Other people with every call."""
     labels = np.arange(200) % 2
-    pixels = np.where(labels[:, None, None] == 1, 220, 30) + np.arange(64).reshape(8, 8) % 7
+    people = np.random.default_rng(seed).integers(-30, 31, (200, 8, 8))
+    pixels = np.where(labels[:, None, None] == 1, 220, 30) + people
+    return npz(pixels, labels if labelled else None)
+
+
+def npz(pixels, labels=None, *, compressed=False, reverse=False):
     body = io.BytesIO()
-    np.savez(body, x=pixels.astype(np.uint8), **({"y": labels} if labelled else {}))
+    held = {"x": np.asarray(pixels).astype(np.uint8)} | ({} if labels is None else {"y": labels})
+    save = np.savez_compressed if compressed else np.savez
+    save(body, **dict(sorted(held.items(), reverse=reverse)))
     return body.getvalue()
+
+
+def _settings(kind, environment):
+    return kind(**{name.removeprefix("SLUICE_").lower(): value for name, value in environment.items()})
 
 
 class Place:
@@ -60,24 +76,36 @@ class Place:
         self.engines = {
             role: connect(stack.environment(role)["SLUICE_DATABASE_URL"])
             for role in ("service", "train", "sweep")
-        }
-        values = {k.removeprefix("SLUICE_").lower(): v for k, v in stack.environment("sweep").items()}
-        self.sweep_settings = SweepSettings(**values)
-        self.shelf = WitnessShelf(s3.client_for(self.sweep_settings), "sluice-vault")
+        } | {"owner": connect(stack.owner_url)}
+        self.train_settings = _settings(TrainSettings, stack.environment("train"))
+        self.witness = WitnessLog(witness_store(_settings(SweepSettings, stack.environment("sweep"))))
         self.admin = s3.client(endpoint=stack.s3_endpoint, region="us-east-1", **stack.state["s3"]["admin"])
-        self.person = uuid.uuid4()
+        self.person, self.officer = uuid.uuid4(), uuid.uuid4()
+        self.spoiled = set()
         with Session(self.engines["service"]) as session, session.begin():
             session.add(Person(id=self.person, name=f"carla-{self.person}", role="curator"))
+            session.add(Person(id=self.officer, name=f"otto-{self.officer}", role="admin"))
 
     def keep_witness(self):
-        sweep.keep_witness(self.engines["sweep"], self.shelf)
+        sweep.keep_witness(self.engines["sweep"], self.witness)
 
-    def dataset(self, *, epsilon=1000.0, state="ready", body=None, schema=SCHEMA, public=False, account=None):
+    def dataset(
+        self,
+        *,
+        epsilon=1000.0,
+        delta=1e-5,
+        relation=Relation.ADD_REMOVE,
+        state="ready",
+        body=None,
+        schema=SCHEMA,
+        public=False,
+        account=None,
+    ):
         body = upload() if body is None else body
         key = f"datasets/{uuid.uuid4().hex}"
         self.admin.put_object(Bucket="sluice-private", Key=key, Body=body)
-        with Session(self.engines["service"], expire_on_commit=False) as session, session.begin():
-            opened = {"relation": Relation.ADD_REMOVE, "epsilon": epsilon, "delta": 1e-5, "order": 4}
+        with Session(self.engines["owner"], expire_on_commit=False) as session, session.begin():
+            opened = {"relation": relation, "epsilon": epsilon, "delta": delta, "order": 4}
             account = (
                 session.get_one(Account, account)
                 if account
@@ -85,12 +113,36 @@ class Place:
             )
             dataset = Dataset(
                 id=uuid.uuid4(), owner_id=self.person, name="test", schema=schema, nominal_size=200,
-                relation="add_remove", epsilon=epsilon, delta=1e-5, order=4, account_id=account.id,
+                relation=relation, epsilon=epsilon, delta=delta, order=4, account_id=account.id,
                 state=state, public=public, object_key=key, size=len(body),
                 sha256=hashlib.sha256(body).digest(), sealed_at=account.created_at,
             )  # fmt: skip
             session.add(dataset)
+            if public:  # as somebody else confirmed it
+                session.flush()
+                session.execute(text("SET LOCAL session_replication_role = replica"))
+                review = {"decision": "accept", "reason": "public", "decided_by": self.officer}
+                session.add(Review(dataset_id=dataset.id, **review))
         return dataset
+
+    def sealed(self, body=None, *, schema=SCHEMA, owner=None, epsilon=4.0, relation="add_remove", **more):
+        """An upload that waits for its check: no account yet."""
+        body = upload() if body is None else body
+        key = f"datasets/{uuid.uuid4().hex}"
+        self.admin.put_object(Bucket="sluice-private", Key=key, Body=body)
+        values = {
+            "name": "test", "schema": schema, "nominal_size": 200, "relation": relation, "epsilon": epsilon,
+            "delta": 1e-5, "order": 4, "state": "checking", "object_key": key, "size": len(body),
+            "sha256": hashlib.sha256(body).digest(), "sealed_at": datetime.now(UTC),
+        } | more  # fmt: skip
+        with Session(self.engines["owner"], expire_on_commit=False) as session, session.begin():
+            dataset = Dataset(id=uuid.uuid4(), owner_id=owner or self.person, **values)
+            session.add(dataset)
+        return dataset
+
+    def see(self, dataset):
+        with Session(self.engines["service"], expire_on_commit=False) as session:
+            return session.get_one(Dataset, dataset.id)
 
     def adaptation(self):
         """A job on images that have no labels, beside public ones that have."""
@@ -133,6 +185,60 @@ class Place:
             rows = session.scalars(select(Entry.kind).where(Entry.job_id == job).order_by(Entry.number))
             return list(rows)
 
+    def spoil(self, statement, account):
+        """What a superuser could do to one account, with all guards off."""
+        self.spoiled.add(account)
+        with psycopg.connect(self.stack.owner_url, autocommit=True) as connection:
+            connection.execute("SET session_replication_role = replica")
+            connection.execute(statement, (account,))
+
+    def forget_spoiled(self):
+        """Has the witness take spoiled accounts as they are, so that other tests find a level ledger."""
+        self.witness.catch_up()
+        with Session(self.engines["sweep"]) as session:
+            now = {str(id): core.witness._state(session.get_one(Account, id)) for id in self.spoiled}
+        if now:
+            assert self.witness.append(self.witness.accounts | now)
+        self.spoiled.clear()
+
+    def rewrite(self, account, **changes):
+        """What the owner of database and vault could do: other rows, hashed and witnessed anew.
+
+        `changes` are new values of fields, by the kind of row.
+        """
+        self.spoiled.add(account)
+        with psycopg.connect(self.stack.owner_url, autocommit=True) as connection:
+            connection.execute("SET session_replication_role = replica")
+            with Session(self.engines["service"]) as session:
+                rows = list(ledger.rows(session, account))
+            head, balance = GENESIS, Balance()
+            for row in rows:
+                row |= changes.get(row["kind"], {})
+                before, head = head, digest(head, row)
+                connection.execute(
+                    "UPDATE entries SET cost = %s, reason = %s, event = %s, previous = %s, digest = %s"
+                    " WHERE account_id = %s AND number = %s",
+                    (
+                        row["cost"],
+                        row["reason"],
+                        row["event"] and Jsonb(row["event"]),
+                        before,
+                        head,
+                        account,
+                        row["number"],
+                    ),
+                )
+                balance = balance.after(row)
+            connection.execute(
+                "UPDATE accounts SET capacity = %s, held = %s, settled = %s, head = %s WHERE id = %s",
+                (balance.capacity, balance.held, balance.settled, head, account),
+            )
+        self.witness.catch_up()
+        seen = self.witness.accounts[str(account)]
+        spent = balance.held + balance.settled
+        now = seen | {"moves": len(rows), "head": head.hex(), "spent": spent, "capacity": balance.capacity}
+        assert self.witness.append(self.witness.accounts | {str(account): now})
+
     def change(self, statement, *values):
         with psycopg.connect(self.stack.owner_url, autocommit=True) as connection:
             connection.execute(statement, values)
@@ -141,11 +247,20 @@ class Place:
         found = self.admin.list_objects_v2(Bucket="sluice-vault", Prefix=prefix).get("Contents", [])
         return {entry["Key"]: entry["Size"] for entry in found}
 
+    def vault_versions(self, prefix):
+        """Keys of every version and delete marker, each as often as there are."""
+        pages = self.admin.get_paginator("list_object_versions").paginate(
+            Bucket="sluice-vault", Prefix=prefix
+        )
+        found = [page.get(kind, []) for page in pages for kind in ("Versions", "DeleteMarkers")]
+        return sorted(one["Key"] for part in found for one in part)
+
 
 @pytest.fixture(scope="package")
 def place(tmp_path_factory):
     memory = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else tmp_path_factory.mktemp("stack")
-    stack = Stack(memory / f"sluice-test-{uuid.uuid4().hex[:8]}", durable=False)
+    at = memory / f"sluice-test-{uuid.uuid4().hex[:8]}"
+    stack = Stack(at / "data", durable=False, witness=at / "witness")
     try:
         stack.start_servers()
         stack.prepare()
@@ -155,7 +270,7 @@ def place(tmp_path_factory):
             engine.dispose()
     finally:
         stack.stop()
-        shutil.rmtree(stack.data, ignore_errors=True)
+        shutil.rmtree(at, ignore_errors=True)
 
 
 class Mortal:
@@ -169,7 +284,7 @@ class Mortal:
             stdout=subprocess.PIPE,
             text=True,
             cwd=Path(__file__).resolve().parents[2],
-            env=kept | place.stack.environment("train"),
+            env=kept | place.stack.environment("train") | {"SLUICE_DIAGNOSTICS": "true"},
         )
 
     def order(self, job, point=None, *, wait=True, **more):
@@ -183,6 +298,13 @@ class Mortal:
         self.process.stdin.close()
         self.process.wait(30)
         self.process.stdout.close()
+
+
+@pytest.fixture(autouse=True)
+def _level(request):
+    yield
+    if "place" in request.fixturenames:
+        request.getfixturevalue("place").forget_spoiled()
 
 
 @pytest.fixture(scope="package")

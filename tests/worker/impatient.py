@@ -6,7 +6,7 @@ import sys
 from core.queue import bell
 from core.settings import TrainSettings
 from worker import life
-from worker.train import make_trainer, register
+from worker.train import make_checker, make_trainer, register
 
 
 def main() -> None:
@@ -16,7 +16,7 @@ def main() -> None:
     app = bell("train", url)
     app.conf.broker_transport_options["visibility_timeout"] = int(sys.argv[1])
     app.conf.broker_transport_options["unacked_restore_throttle"] = 1
-    register(app, trainer)
+    register(app, trainer, make_checker(settings, trainer))
     life.serve(app, trainer.engine, url, "train", stopping=trainer.stopping)
 
 

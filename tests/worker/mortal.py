@@ -1,7 +1,7 @@
 """A train worker that can be told when to die: forks a fresh one per order, with torch already loaded.
 
 Reads JSON orders from standard input: {"job": id, "point": name or null, "count": n, "end": "kill" | "stop" |
-"drain" | "cut"}; answers with the exit status of each. Keeps nothing between orders.
+"drain" | "cut", "environment": {...}}; answers with the exit status of each. Keeps nothing between orders.
 """
 
 import json
@@ -24,6 +24,8 @@ from worker.trainers import TRAINERS  # noqa: F401 (loaded once, before the fork
 def run(order: dict) -> None:
     log.configure("train")
     torch.set_num_threads(1)
+    for name, value in order.get("environment", {}).items():
+        os.environ.pop(name) if value is None else os.environ.update({name: value})
     trainer = make_trainer(load(TrainSettings))
     trainer.lease, trainer.beat_seconds, trainer.checkpoint_seconds = timedelta(seconds=2), 0.3, 0.0
     left = [order.get("count", 1)]

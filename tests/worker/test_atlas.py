@@ -118,6 +118,8 @@ def test_one_record_adds_no_more_than_one(step):
         total = run.total(stage, np.array([record])) * run.weights[stage]
         assert total.norm() <= 1 + 1e-14
         assert total.norm() > 0
+        # As it is noised: with room for the grid within what is paid for, and nothing beyond.
+        assert (total * run.bounds[stage]).norm() <= run.noise.stages[stage].inner(run.plan.bound(stage))
 
 
 class Recorded:

@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from core.faults import Failure
 from core.schema import ImageSchema
 from privacy.attest import paths
-from privacy.events import PoissonGaussian, Query
+from privacy.events import Composition, PoissonGaussian, Query, Rotation
 from worker import bundle
 from worker.bundle import Facts, build, data, opened
 from worker.synthesizers.dcgan import DCGAN
@@ -35,9 +35,10 @@ PAID = {
     "event": PoissonGaussian(
         query=Query.SUM, bound=1.0, noise_stddev=2.0, sampling_prob=0.01, steps=100
     ).to_dict(),
-    "epsilon": READ, "total_after": {"renyi": 2.5, "pld": 2.25},
+    "epsilon": READ, "total": {"cost": 123_456, "epsilon": 2.5},
     "account": {"id": "a", "epsilon": 8.0, "delta": 1e-5, "order": 8},
     "entry": {"number": 2, "digest": "00"}, "head": {"number": 3, "digest": "11"}, "others": [],
+    "sources": [],
 }  # fmt: skip
 FACTS = Facts(
     release="11111111-2222-3333-4444-555555555555", name="Digits [x](y)", note="First\n# second <script>",
@@ -167,8 +168,9 @@ def test_the_manifest_has_exactly_these_facts(here):
     assert manifest == made.manifest
     assert set(manifest) == {
         "kind", "version", "release", "name", "note", "licence", "created_at", "code", "review", "sample",
-        "synthesizer", "schema", "files",
+        "synthesizer", "sources", "schema", "files",
     }  # fmt: skip
+    assert manifest["sources"] == []
     assert manifest["sample"] == {
         "count": 1000, "seed": 7, "labels": "balanced", "formats": ["npz", "parquet", "png"],
     }  # fmt: skip
@@ -200,10 +202,60 @@ def test_card_and_croissant_say_what_the_manifest_says(here):
         assert field["source"]["extract"]["column"] in columns
     card = (directory / "README.md").read_text()
     assert "epsilon 1.125 at delta 1e-05, neighbouring relation add_remove, unit one record" in card
-    assert "| Rényi | 1.25 | 2.5 |" in card
+    assert "| Rényi | 1.25 |\n| PLD | 1.125 |\n" in card
+    assert "Total: epsilon 2.5 of a budget of 8, at delta 1e-05." in card
+    assert "up to ledger row 2, at a cost of 0.000123456 at Rényi order 8" in card
+    assert "does not depend on how the plans were chosen" in card
+    for of_relays in ("owner", "turns", "without a charge"):
+        assert of_relays not in card
     assert "<script>" not in card
     assert "\n# second" not in card
     assert "[x](y)" not in card.split("---")[2]
+
+
+OTHER = {name: value for name, value in PAID.items() if name not in ("others", "sources")} | {
+    "epsilon": {"renyi": 0.5, "pld": None}, "total": {"cost": 9, "epsilon": 0.75},
+}  # fmt: skip
+
+
+def test_a_relay_s_card_has_every_owner_and_their_sum(tmp_path):
+    """Two owners: neither number stands for the other, and a person with both is told the sum."""
+    made_in(tmp_path, replace(FACTS, privacy=PAID | {"others": [OTHER]}))
+    card = (tmp_path / "README.md").read_text()
+    assert "| Rényi, owner 1 | 1.25 |\n| PLD, owner 1 | 1.125 |\n" in card
+    assert "| Rényi, owner 2 | 0.5 |\n| PLD, owner 2 | unknown |\n" in card
+    assert "Total, owner 1: epsilon 2.5" in card
+    assert "Total, owner 2: epsilon 0.75" in card
+    described = json.loads((tmp_path / "croissant.json").read_text())["description"]
+    for text in (card, described):
+        assert (
+            "epsilon 1.125 for the records of owner 1, 0.5 for the records of owner 2 at delta 1e-05" in text
+        )
+        assert "with all 2, epsilon 1.625 at delta 2e-05" in text
+        assert "at most" not in text
+
+
+def test_turns_of_one_owner_are_said_to_be_read_as_chosen_in_advance(tmp_path):
+    turn = Rotation(query=Query.SUM, bound=1.0, noise_stddev=2.0, steps=8, parts=4)
+    privacy = PAID | {"event": Composition(events=(turn, turn)).to_dict()}
+    made_in(tmp_path, replace(FACTS, privacy=privacy))
+    assert "several turns" in (tmp_path / "README.md").read_text()
+
+
+SOURCE = {
+    "name": "Pictures [x](y)", "sha256": "ab" * 32, "declared_public": True, "records": 60000,
+    "schema": {"kind": "image", "height": 8, "width": 8, "channels": 1},
+}  # fmt: skip
+
+
+def test_the_card_and_the_manifest_name_the_sources(tmp_path):
+    made = made_in(tmp_path, replace(FACTS, privacy=PAID | {"sources": [SOURCE]}))
+    assert made.manifest["sources"] == [SOURCE]
+    assert json.loads((tmp_path / "privacy.json").read_text())["sources"] == [SOURCE]
+    card = (tmp_path / "README.md").read_text()
+    assert "## What it learned from without a charge" in card
+    assert f"about 60000 images of 8 x 8 x 1, SHA-256 of the file `{'ab' * 32}`" in card
+    assert "Pictures [x](y)" not in card
 
 
 @pytest.mark.parametrize("formats", [("png",), ("npz",)])
@@ -306,6 +358,10 @@ def test_a_file_that_is_not_of_a_release_is_refused(path, tmp_path):
         PAID | {"entry": PAID["entry"] | {"dataset": "patients"}},
         PAID | {"epsilon": READ | {"empirical": 0.1}},
         {name: value for name, value in PAID.items() if name != "head"},
+        PAID | {"total_after": READ},
+        PAID | {"others": [OTHER | {"dataset": "patients"}]},
+        PAID | {"sources": [SOURCE | {"report": {"clamped": 3}}]},
+        PAID | {"sources": [SOURCE | {"schema": SOURCE["schema"] | {"mean": 0.5}}]},
     ],
 )
 def test_privacy_json_has_exactly_its_fields(privacy, tmp_path):

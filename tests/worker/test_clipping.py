@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import tests.fakes  # noqa: F401  one thread
 from worker.mechanisms import clipping
 from worker.mechanisms.clipping import (
+    ROOM,
     NotPerRecord,
     Products,
     clip_rows,
@@ -111,8 +112,8 @@ def case(request) -> Case:
     return CASES[request.param]()
 
 
-def plain(module: nn.Module, rows: tuple[Tensor, ...], clip_norm: float) -> Tensor:
-    """One by one, in double precision: nothing of the quick way is in here."""
+def plain(module: nn.Module, rows: tuple[Tensor, ...]) -> Tensor:
+    """Every record's gradient by itself, in double precision: nothing of the quick way is in here."""
     module = module.double()
     wide = tuple(row.double() if row.is_floating_point() else row for row in rows)
     gradients = []
@@ -121,8 +122,7 @@ def plain(module: nn.Module, rows: tuple[Tensor, ...], clip_norm: float) -> Tens
         loss(module, *(row[record : record + 1] for row in wide)).sum().backward()
         gradients.append(torch.cat([memory_order(p.grad, p) for p in module.parameters()]))
     module.float()
-    gradient = torch.stack(gradients)
-    return (gradient * (clip_norm / gradient.norm(dim=1, keepdim=True)).clamp(max=1)).sum(0)
+    return torch.stack(gradients)
 
 
 def memory_order(values: Tensor, like: Tensor) -> Tensor:
@@ -133,28 +133,95 @@ def memory_order(values: Tensor, like: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("clip_norm", [0.1, 1.0, 1e3])
 def test_clipped_sum_is_that_of_the_plain_way(case, clip_norm):
+    """However it is cut. Norms are overstated by up to half a percent, where products are not formed."""
     module, rows = case
-    expected = plain(module, rows, clip_norm)
+    gradients = plain(module, rows)
+    norms = gradients.norm(dim=1)
     for physical_batch in (1, 7, 32):
-        total = clipped_sum(module, loss, rows, clip_norm=clip_norm, physical_batch=physical_batch).total
-        assert (total - expected).norm() <= 1e-5 * expected.norm()
+        found = clipped_sum(module, loss, rows, clip_norm=clip_norm, physical_batch=physical_batch)
+        assert (found.norms >= norms * (1 - 1e-5)).all()
+        assert (found.norms <= norms * 1.005 + 1e-12).all()
+        expected = (gradients * (clip_norm / found.norms[:, None]).clamp(max=1)).sum(0)
+        assert (found.total - expected).norm() <= 1e-5 * expected.norm()
 
 
 def test_both_plain_ways_agree(case):
     module, rows = case
-    clipped, _ = clip_rows(record_gradients(module, loss, rows), 0.5)
-    expected = plain(module, rows, 0.5)
-    assert (clipped.sum(0) - expected).norm() <= 1e-5 * expected.norm()
+    found, expected = record_gradients(module, loss, rows), plain(module, rows)
+    assert (found - expected).norm() <= 1e-5 * expected.norm()
+
+
+# Sums of equal numbers are what float32 gets most wrong: all rounding goes the same way.
+EQUAL = [1.0, 1 / 3, 1.1, 1e-6, -7e4]
 
 
 def test_no_contribution_is_longer_than_the_norm(case):
+    """Not by a hair: measured in float64, of one record at a time, plain and hostile."""
     module, rows = case
-    for record in range(RECORDS):
+    if rows[0].is_floating_point():
+        equal = torch.tensor(EQUAL).view(-1, *[1] * (rows[0].dim() - 1)).expand(-1, *rows[0].shape[1:])
+        rows = (torch.cat([rows[0], equal]), *(torch.cat([row, row[: len(EQUAL)]]) for row in rows[1:]))
+    for record in range(len(rows[0])):
         one = tuple(row[record : record + 1] for row in rows)
-        for clip_norm in (1e-3, 1.0):
-            assert clipped_sum(module, loss, one, clip_norm=clip_norm).total.double().norm() <= clip_norm * (
-                1 + 1e-6
-            )
+        for clip_norm in (1e-3, 0.1, 1.0):
+            assert clipped_sum(module, loss, one, clip_norm=clip_norm).total.double().norm() <= clip_norm
+
+
+@pytest.mark.parametrize("number", [*EQUAL, None])
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (1e-23, 1e18), (1e18, 1e-23)])
+@pytest.mark.parametrize(
+    "sizes", [(1, 512, 4096), (49, 128, 1024), (196, 32, 400), (16, 64, 256), (1, 1, 300_000)]
+)
+def test_layers_of_many_equal_numbers_are_clipped_within_the_norm(sizes, scales, number):
+    """Computed in float64 from what a layer was given, and as it is added.
+
+    Also where places cancel, and where the squares of one side vanish and the products do not.
+    """
+    places, *widths = sizes
+    source = torch.Generator().manual_seed(3)
+    lefts, rights = (
+        (torch.randn(4, places, width, generator=source) if number is None else torch.tensor(number)) * scale
+        + torch.zeros(4, places, width)
+        for width, scale in zip(widths, scales, strict=True)
+    )
+    # Of the third and fourth record places cancel, all but a little.
+    lefts[2:] *= torch.where(torch.arange(places) % 2 == 0, 1.0, -1.0)[:, None]
+    lefts[3] *= 1 + 1e-3 * torch.randn(places, 1, generator=source)
+    products = Products(lefts, rights)
+    norms = products.squares().sqrt()
+    weights = (1e-4 * (1 - ROOM) / norms).clamp(max=1).float()
+    for record in norms.isfinite().nonzero().flatten().tolist():  # others are looked at by themselves
+        alone = torch.where(torch.arange(4) == record, weights, 0)
+        share = torch.zeros(widths)
+        products.add(alone, share)
+        exact = (lefts[record] * weights[record]).double().T @ rights[record].double()
+        assert share.double().norm() <= 1e-4
+        assert exact.norm() <= 1e-4 or products.matrices is not None
+
+
+@pytest.mark.parametrize("clip_norm", [1e-7, 1e-5, 1e-3])
+def test_gradients_too_long_for_a_weight_in_float32_are_clipped_within_the_norm(clip_norm):
+    """A weight of 1e-42 has three digits."""
+    module = nn.Sequential(nn.Linear(4, 3))
+    given = torch.tensor([[0.1, 0.7, -0.3, 0.9]]) * 1e18 * torch.linspace(0.1, 1, 20)[:, None]
+    for record in range(20):
+        one = given[record : record + 1]
+        found = clipped_sum(
+            module, lambda module, rows: module(rows).sum(1) * 1e18, (one,), clip_norm=clip_norm
+        )
+        assert 0.99 * clip_norm < found.total.double().norm() <= clip_norm
+
+
+def test_the_rounding_of_a_sum_is_a_small_share_of_the_norm():
+    """What no clip pays for: two thousand records that all pull the same way, added up in float32."""
+    torch.manual_seed(5)
+    module = nn.Sequential(nn.Linear(200, 100), nn.ReLU(), nn.Linear(100, 1))
+    rows = (torch.rand(1, 200).expand(2000, 200) + 1e-3 * torch.rand(2000, 200),)
+    found = clipped_sum(module, loss, rows, clip_norm=1e-2)
+    gradients = plain(module, rows)
+    exact = (gradients * (1e-2 * (1 - ROOM) / found.norms[:, None]).clamp(max=1)).sum(0)
+    assert exact.norm() > 0.9 * 2000 * 1e-2
+    assert (found.total - exact).norm() <= 2000 * 1e-2 * 2**-21
 
 
 def test_an_empty_batch_has_a_sum_of_nothing(case):
@@ -214,10 +281,11 @@ def test_ten_thousand_hostile_gradients_stay_finite_and_within_the_norm(clip_nor
     clipped, norms = clip_rows(rows, clip_norm)
     assert clipped.isfinite().all()
     assert norms.isfinite().all()
-    assert (clipped.norm(dim=1) <= clip_norm * (1 + 1e-6)).all()
+    assert (clipped.norm(dim=1) <= clip_norm).all()
+    assert (clipped.float().double().norm(dim=1) <= clip_norm).all()
     finite = rows.isfinite().all(1)
     assert not clipped[~finite].any()
-    small = finite & (rows.double().norm(dim=1) <= clip_norm)
+    small = finite & (rows.double().norm(dim=1) <= clip_norm * (1 - ROOM))
     assert torch.equal(clipped[small], rows[small].double())
     long = finite & ~small
     assert torch.allclose(clipped[long].norm(dim=1), torch.tensor(clip_norm, dtype=torch.float64))
@@ -247,7 +315,7 @@ def test_hostile_records_through_every_layer(case):
         assert found.total.isfinite().all()
         assert found.norms.isfinite().all()
         expected, _ = clip_rows(record_gradients(module, loss, hostile), 1.0)
-        assert (found.total - expected.sum(0)).norm() <= 1e-4 * expected.sum(0).norm() + 1e-6
+        assert (found.total - expected.sum(0)).norm() <= 5e-3 * expected.sum(0).norm() + 1e-6
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

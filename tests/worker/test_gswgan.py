@@ -3,12 +3,14 @@
 import math
 import os
 import resource
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
+from scipy import stats
 from torch import Tensor
 
 from core.faults import Failure, Fault
@@ -22,7 +24,8 @@ from privacy.problems import InvalidPlan
 from privacy.relation import Relation
 from tests.fakes import ImageRows, SeededRng
 from worker.mechanisms.clipping import clip_rows
-from worker.mechanisms.sampling import PartRotation
+from worker.mechanisms.noise import SecureRng
+from worker.mechanisms.sampling import Draws, PartRotation
 from worker.synthesizers.dense import Dense
 from worker.trainers.gswgan import Discriminators, Frequencies, GSWGANTraining
 from worker.trainers.networks import difference
@@ -82,10 +85,44 @@ def test_parts_of_more_records_than_are_looked_at_in_one_go(monkeypatch):
     assert np.array_equal(rotation().part_of(1000), whole)
 
 
-def test_each_trainer_has_its_own_partition():
-    keys = {training(seed=seed).sampling.key for seed in range(5)}
-    assert len(keys) == 5
-    assert all(len(key) == 32 for key in keys)
+def test_a_key_is_fresh_for_each_training_and_owes_nothing_to_the_records():
+    """Drawn from the training's randomness alone: not from records, their number, or the plan."""
+    fresh = {
+        GSWGANTraining(plan(), Rows.random(5), rng=SecureRng(), device="cpu").sampling.key for _ in range(5)
+    }
+    assert len(fresh) == 5
+    assert all(len(key) == 32 for key in fresh)
+    keys = [training(Rows.random(count), seed=7).sampling.key for count in (50, 51, 0)]
+    keys.append(training(seed=7, steps=2, noise_multiplier=3.0).sampling.key)
+    assert set(keys) == {training(seed=7).sampling.key}
+    assert training(seed=8).sampling.key not in keys
+
+
+def test_parts_of_records_are_independent_of_each_other():
+    """Over many keys, every way to put four neighbouring records into three parts comes up as often."""
+    keys = SecureRng().words(4 * 8100).reshape(-1, 4)
+    ways = Counter(tuple(rotation(parts=3, panel=1, key=key.tobytes()).part_of(4)) for key in keys)
+    assert len(ways) == 81
+    assert stats.chisquare(list(ways.values())).pvalue > 1e-6
+
+
+class Said:
+    """Says the words it was given, in turn."""
+
+    def __init__(self, *words: list[int]) -> None:
+        self.left = [np.array(some, dtype=np.uint64) for some in words]
+
+    def words(self, count: int) -> np.ndarray:
+        assert len(self.left[0]) == count
+        return self.left.pop(0)
+
+
+def test_records_of_a_part_are_drawn_evenly_wherever_they_stand():
+    """2^64 is one more than a multiple of three: one of all words would favour the first of three records."""
+    sampler = rotation(parts=1, panel=1, batch=4, steps=1)
+    said = Said([0, 1, 2**64 - 1, 0], [2, 0], [3])
+    assert sampler.batches(Rows.random(3), said).draw().tolist() == [[2, 1, 0, 0]]
+    assert not said.left
 
 
 # The rotation
@@ -241,9 +278,13 @@ def test_a_discriminator_learns_to_tell_its_part_from_fakes():
 
 
 @pytest.mark.parametrize("clipping", [*Clipping][:2])
-def test_what_is_noised_is_the_sum_of_clipped_answers(clipping):
-    """Each discriminator's answer clipped by itself, all of the panel summed, noised once."""
-    run = training(clipping=clipping, clip_norm=0.01)
+@pytest.mark.parametrize("records", [50, 3])
+def test_what_is_noised_is_the_sum_of_clipped_answers(clipping, records):
+    """Each discriminator's answer clipped by itself, all of the panel summed, noised once.
+
+    The plain sum, also where most parts have no records.
+    """
+    run = training(Rows.random(records), clipping=clipping, clip_norm=0.01)
     totals: list[Tensor] = []
     seen: list[tuple[Tensor, Tensor]] = []
     release, answers = run.releases.release, run.answers
@@ -258,6 +299,7 @@ def test_what_is_noised_is_the_sum_of_clipped_answers(clipping):
             rows = answer if clipping is Clipping.PER_IMAGE else answer.flatten()[None]
             clipped, norms = clip_rows(rows, run.clip_norm)
             assert norms.max() > 0.01
+            assert clipped.norm(dim=1).max() <= run.clip_norm < 0.01
             expected += clipped.flatten()
         assert torch.allclose(totals[step], expected, atol=1e-9)
     assert run.releases.made == 6
@@ -414,6 +456,50 @@ def test_records_reach_the_generator_through_noised_sums_alone(name, rows, clipp
     assert max(gaps) > 0
     # The record's own panel answers in every second step; in the others it has no say.
     assert all(gap == 0 for step, gap in enumerate(gaps) if part not in one.sampling.turn(step))
+
+
+@pytest.mark.parametrize("clipping", [*Clipping][:2])
+def test_a_record_in_a_part_without_others_changes_that_part_alone(clipping):
+    """Three records in eight parts, and a fourth: how many parts have records is nothing to the others."""
+    four = Rows.random(4)
+    ends: list[tuple[GSWGANTraining, Recorded]] = []
+    for rows in (Rows(four.images[:3], four.labels[:3]), four):
+        run = training(rows, steps=8, clipping=clipping, clip_norm=0.05, seed=8)
+        watched = Recorded(run, ends[0][1].released if ends else None)
+        list(run.steps())
+        ends.append((run, watched))
+    (one, first), (other, second) = ends
+    part = one.sampling.part_of(4)[3]
+    assert part not in one.sampling.part_of(3)
+    weights = [run.checkpoint()["discriminator.weights"] for run in (one, other)]
+    assert (weights[0] != weights[1]).any(1).nonzero().flatten().tolist() == [part]
+    gaps = [(a - b).norm().item() for a, b in zip(first.totals, second.totals, strict=True)]
+    assert 0 < max(gaps) <= 2 * one.plan.clip_norm * math.sqrt(one.plan.rows)
+    assert all(gap == 0 for step, gap in enumerate(gaps) if part not in one.sampling.turn(step))
+
+
+def test_an_answer_depends_on_the_records_drawn_and_not_on_where_they_stand():
+    """The same records are drawn from a dataset in another order, with others in between: nothing differs."""
+    base, others = Rows.random(40), Rows.random(33)
+    order = torch.randperm(73, generator=torch.Generator().manual_seed(1))
+    mixed = Rows(
+        torch.cat([base.images, others.images])[order], torch.cat([base.labels, others.labels])[order]
+    )
+    where = np.append(order.argsort()[:40].numpy(), -1)  # the last one is for blank rows
+    batches = list(rotation(batch=4, steps=6, parts=8).batches(base, SeededRng(5)))
+    batches[1][2] = batches[4][0] = -1
+    ends = []
+    for rows, drawn in ((base, batches), (mixed, [where[batch] for batch in batches])):
+        run = training(rows, seed=3)
+        given = iter(drawn)
+        run.draws = Draws(6, lambda given=given: next(given), 0)
+        watched = Recorded(run)
+        said = list(run.steps())
+        ends.append((watched.totals, said, run.checkpoint(), run.synthesizer().to_files()))
+    (totals, *_), (totals_too, *_) = ends
+    assert all(torch.equal(one, other) for one, other in zip(totals, totals_too, strict=True))
+    assert all(torch.equal(ends[0][2][key], ends[1][2][key]) for key in ends[0][2])
+    assert (ends[0][1], ends[0][3]) == (ends[1][1], ends[1][3])
 
 
 def test_what_is_handed_on_is_the_generator_and_nothing_of_a_part():

@@ -15,12 +15,19 @@ import psycopg
 import pytest
 from safetensors.torch import load
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
 from core.queue import bell, ring
+from core.stores.witness import DirectoryWitness
+from core.tables import Diagnosis
+from core.witness import WitnessLog
 from tests.worker.conftest import ADAPT, GSWGAN
-from worker import sweep
+from worker import sweep, training
 from worker.claims import Fenced, claim
 from worker.synthesizers.classifier import Classifier
+from worker.train import make_trainer
+from worker.trainers import Progress
+from worker.training import Pulse, Trainer
 
 SVG = "{http://www.w3.org/2000/svg}"
 POINTS = [
@@ -55,7 +62,7 @@ def test_a_job_is_trained_settled_and_leaves_nothing_but_its_synthesizer(place, 
         row.synthesizer_key + "synthesizer.json",
         row.synthesizer_key + "synthesizer.safetensors",
     }
-    assert all(size == 0 for size in place.vault_keys(f"checkpoints/{job}").values())
+    assert place.vault_versions(f"checkpoints/{job}") == []
     kept = {
         key.rsplit(".")[-1]: place.admin.get_object(Bucket="sluice-vault", Key=key)["Body"].read()
         for key in place.vault_keys(f"diagnostics/{job}")
@@ -65,6 +72,33 @@ def test_a_job_is_trained_settled_and_leaves_nothing_but_its_synthesizer(place, 
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     shown = [text.text.split(":")[0] for text in ElementTree.fromstring(kept["svg"]).iter(f"{SVG}text")]
     assert set(shown) == {name for row in rows for name in row} - {"step"}
+
+
+def test_nothing_is_kept_of_how_a_job_learns_unless_the_site_says_so(place, mortal):
+    """By default: no file in the vault, no row, although checkpoints are made."""
+    job = place.job(steps=6)
+    assert mortal.order(job, environment={"SLUICE_DIAGNOSTICS": None}) == 0
+    assert place.look(job).state == "trained"
+    assert place.vault_keys(f"diagnostics/{job}") == {}
+    with Session(place.engines["service"]) as session:
+        assert session.get(Diagnosis, job) is None
+
+
+def test_losses_are_not_even_asked_for_unless_the_site_says_so(place):
+    class Silent:
+        def steps(self):
+            yield Progress(1, 1)
+
+        def diagnostics(self):
+            raise AssertionError
+
+    held = claim(place.engines["train"], place.job())
+    trainer = Trainer(engine=place.engines["train"], private=None, vault=None, witness=None)
+    trainer._follow(held, Silent(), Pulse())
+    trainer.diagnostics = True
+    with pytest.raises(AssertionError):
+        trainer._follow(held, Silent(), Pulse())
+    held.hand_back()
 
 
 def test_an_adaptation_reads_two_datasets_and_leaves_a_classifier(place, mortal):
@@ -203,6 +237,28 @@ def test_nothing_is_read_before_the_charge_is_witnessed_outside_the_database(pla
     assert finish(place, mortal, job).state == "trained"
 
 
+def test_a_database_that_is_behind_the_witness_trains_nothing_a_second_time(place, monkeypatch, tmp_path):
+    """A restored queue: by the witness the job was settled since, and its generator may be public."""
+    monkeypatch.setattr(training, "_WITNESS_SECONDS", 0.1)
+    job = place.job()
+    row = place.look(job)
+    seen = place.witness.accounts[str(row.account_id)]
+    trainer = make_trainer(place.train_settings)
+    for later in (
+        {**seen, "moves": seen["moves"] + 1, "head": "ab" * 32},  # rows that this database has not
+        {**seen, "head": "ab" * 32},  # or another row in the same place
+    ):
+        trainer.witness = WitnessLog(DirectoryWitness(tmp_path / uuid.uuid4().hex))
+        trainer.witness._store._root.mkdir()
+        assert trainer.witness.append({str(row.account_id): later})
+        assert trainer.run(job) is True
+        assert (place.look(job).state, place.look(job).opened_at) == ("queued", None)
+    trainer.witness = place.witness
+    assert trainer.run(job) is False
+    assert place.look(job).state == "trained"
+    trainer.engine.dispose()
+
+
 def test_a_zombie_that_wakes_after_its_lease_changes_nothing(place, mortal):
     job = place.job(steps=6)
     zombie = mortal.order(job, "stepped", count=2, end="stop", wait=False)
@@ -295,7 +351,7 @@ def test_cancel_stops_a_running_job_and_the_charge_stays(place, mortal):
     assert (row.state, row.fault) == ("cancelled", "cancelled")
     assert row.step < 200_000
     assert place.ledger_of(job) == ["reserve", "settle"]
-    assert all(size == 0 for size in place.vault_keys(f"checkpoints/{job}").values())
+    assert place.vault_versions(f"checkpoints/{job}") == []
 
 
 def test_a_plan_that_is_not_what_was_paid_for_opens_nothing(place, mortal):
@@ -308,6 +364,40 @@ def test_a_plan_that_is_not_what_was_paid_for_opens_nothing(place, mortal):
         row = place.look(job)
         assert (row.state, row.fault, row.opened_at) == ("failed", "accounting-mismatch", None)
         assert place.ledger_of(job) == ["reserve", "void"]
+
+
+BROKEN = {
+    "a larger balance": "UPDATE accounts SET capacity = capacity * 3 WHERE id = %s",
+    "a row that was changed": "UPDATE entries SET reason = 'x' WHERE account_id = %s AND number = 1",
+    "other terms": "UPDATE entries SET terms = terms || '{\"epsilon\": 9999}'"
+    " WHERE account_id = %s AND number = 1",
+}
+
+
+@pytest.mark.parametrize("how", [*BROKEN, "a grant of more than its budget, hashed anew"])
+def test_nothing_is_opened_on_a_ledger_that_does_not_hold(how, place, mortal):
+    dataset = place.dataset()
+    job = place.job(dataset)
+    if how in BROKEN:
+        place.spoil(BROKEN[how], dataset.account_id)
+    else:
+        place.rewrite(dataset.account_id, grant={"cost": 10**15})
+    assert mortal.order(job) == 0
+    row = place.look(job)
+    assert (row.state, row.fault, row.opened_at) == ("failed", "ledger-broken", None)
+    assert row.synthesizer_key is None
+
+
+def test_nothing_is_opened_for_a_row_that_reserved_another_event(place, mortal):
+    """The chain holds and the job says what its plan does, but the ledger was told of more noise."""
+    dataset = place.dataset()
+    job = place.job(dataset)
+    event = place.look(job).event
+    place.rewrite(dataset.account_id, reserve={"event": event | {"noise_stddev": 2 * event["noise_stddev"]}})
+    assert place.ledger_of(job) == ["reserve"]
+    assert mortal.order(job) == 0
+    row = place.look(job)
+    assert (row.state, row.fault, row.opened_at) == ("failed", "accounting-mismatch", None)
 
 
 def test_records_that_are_not_the_declared_ones_end_the_job_in_a_fault(place, mortal):

@@ -30,10 +30,12 @@ from core.queue import bell, ring
 from core.settings import PublishSettings, TrainSettings
 from core.stores import s3
 from core.stores.vault import Vault
-from core.tables import Account, Approval, Job, Person, Release, Revocations, SigningKey
+from core.tables import Account, Approval, Dataset, Job, Person, Release, Revocations, SigningKey
 from privacy import attest
+from privacy.account import cost_as_epsilon
 from privacy.accountant import epsilon
 from privacy.events import from_dict
+from privacy.relation import Relation
 from tests.worker.conftest import GSWGAN
 from worker.claims import claim
 from worker.publish import make_publisher
@@ -249,6 +251,7 @@ def test_a_release_is_built_reviewed_published_and_verifies(desk):
     assert datetime.fromisoformat(checked.published_at) == row.published_at
     assert checked.manifest == row.manifest
     assert checked.privacy == row.privacy
+    assert checked.manifest["sources"] == checked.privacy["sources"] == []
     [approval] = checked.review["approvals"]
     assert (approval["person"], approval["digest"]) == (str(desk.reviewer), row.digest.hex())
     assert checked.review["author"] == str(desk.author)
@@ -274,6 +277,16 @@ def test_a_classifier_is_released_without_samples(desk):
     assert checked.manifest["classifier"] == trained.architecture.to_dict()
     assert checked.manifest["schema"]["classes"] == ["dark", "light"]  # of the public source
     assert checked.privacy["event"] == desk.place.look(job).event
+    with Session(desk.service) as session:
+        source = session.get_one(Dataset, desk.place.look(job).source_id)
+        named = {
+            "name": source.name, "sha256": source.sha256.hex(), "declared_public": True, "records": 200,
+            "schema": {"kind": "image", "height": 8, "width": 8, "channels": 1},
+        }  # fmt: skip
+    assert checked.manifest["sources"] == checked.privacy["sources"] == [named]
+    assert source.sha256.hex().encode() in files["README.md"]
+    for body in files.values():
+        assert str(source.id).encode() not in body
     assert b"A classifier of images of 8 x 8 x 1 into 2 classes" in files["README.md"]
     images = np.arange(5 * 64, dtype=np.uint8).reshape(5, 8, 8, 1)
     again = Classifier.from_files({name: files[name] for name in trained.to_files()})
@@ -319,20 +332,55 @@ def test_a_relay_states_what_every_owner_paid(desk):
     for said, events in ((own, (jobs[0].event, jobs[2].event)), (other, (jobs[1].event,))):
         read = {"delta": 1e-5, "relation": "add_remove", "accountant": "renyi"}
         again = epsilon([from_dict(event) for event in events], **read).epsilon
-        assert said["epsilon"]["renyi"] == said["total_after"]["renyi"] == again
+        assert said["epsilon"]["renyi"] == again
+        total = cost_as_epsilon(said["cost"], delta=1e-5, order=4)
+        assert said["total"] == {"cost": said["cost"], "epsilon": total}
     assert own["epsilon"]["renyi"] > 1.2 * other["epsilon"]["renyi"]
     card = desk.public(release)["README.md"].decode()
-    assert f"epsilon at most {min(own['epsilon'].values()):.4g}" in card
-    assert f"| Rényi, owner 2 | {other['epsilon']['renyi']:.6g} |" in card
+    described = json.loads(desk.public(release)["croissant.json"])["description"]
+    best = [min(said["epsilon"].values()) for said in (own, other)]
+    for text in (card, described):
+        assert f"{best[0]:.4g} for the records of owner 1, {best[1]:.4g} for the records of owner 2" in text
+        assert f"with all 2, epsilon {sum(best):.4g} at delta 2e-05" in text
+    for number, said in enumerate((own, other), 1):
+        assert f"| Rényi, owner {number} | {said['epsilon']['renyi']:.6g} |" in card
+    assert "several turns" in card
+
+
+@pytest.mark.parametrize(
+    "other", [{"delta": 1e-6}, {"relation": Relation.REPLACE_ONE}], ids=["delta", "relation"]
+)
+def test_a_relay_of_different_deltas_or_relations_is_neither_built_nor_published(other, desk):
+    """As one could have been made before it was refused: their epsilons cannot stand side by side."""
+    first = desk.job(job=desk.place.job(desk.place.dataset(**other), of=GSWGAN, shared=True))
+    release = desk.release(job=desk.job(job=desk.place.job(of=GSWGAN, after_id=first)))
+    desk.publisher.run(release)
+    assert (desk.look(release).state, desk.look(release).fault) == ("failed", "unfit-relay")
+    good = desk.job(job=desk.place.job(of=GSWGAN, shared=True))
+    release = desk.publishing(job=desk.job(job=desk.place.job(of=GSWGAN, after_id=good)))
+    desk.unguarded("UPDATE jobs SET after_id = %s WHERE id = %s", first, desk.look(release).job_id)
+    desk.publisher.run(release)
+    row = desk.look(release)
+    assert (row.state, row.fault, row.attestation) == ("publishing", "unfit-relay", None)
+    assert desk.public(release) == {}
 
 
 def test_a_relay_with_an_unpaid_leg_is_not_published(desk):
     first = desk.job(job=desk.place.job(of=GSWGAN, shared=True))
     last = desk.job(job=desk.place.job(of=GSWGAN, after_id=first))
-    desk.unguarded("DELETE FROM entries WHERE job_id = %s AND kind = 'settle'", first)
+    desk.unguarded("UPDATE jobs SET state = 'failed' WHERE id = %s", first)
     release = desk.release(job=last)
     desk.publisher.run(release)
     assert (desk.look(release).state, desk.look(release).fault) == ("failed", "not-settled")
+
+
+def test_a_relay_with_a_broken_ledger_anywhere_is_not_built(desk):
+    datasets = desk.place.dataset(), desk.place.dataset()
+    first = desk.job(job=desk.place.job(datasets[0], of=GSWGAN, shared=True))
+    release = desk.release(job=desk.job(job=desk.place.job(datasets[1], of=GSWGAN, after_id=first)))
+    desk.place.spoil("UPDATE accounts SET capacity = 2 * capacity WHERE id = %s", datasets[0].account_id)
+    desk.publisher.run(release)
+    assert (desk.look(release).state, desk.look(release).fault) == ("failed", "ledger-broken")
 
 
 def test_privacy_json_follows_from_the_ledger(desk):
@@ -341,6 +389,9 @@ def test_privacy_json_follows_from_the_ledger(desk):
     given_back = desk.place.job(dataset)
     with Session(desk.service) as session, session.begin():
         ledger.void(session, dataset.account_id, job=given_back, move=Move(actor="carla", reason="test"))
+    with Session(desk.service) as session, session.begin():
+        account = session.get_one(Account, dataset.account_id)
+        ledger.forfeit(session, account, cost=7, move=Move(actor="carla", reason="a restored backup"))
     second = desk.job(dataset)
     desk.job(dataset)  # later than the release's own row
     row = desk.look(desk.built(job=second))
@@ -358,7 +409,97 @@ def test_privacy_json_follows_from_the_ledger(desk):
     for name in ("renyi", "pld"):
         read = {"delta": 1e-5, "relation": "add_remove", "accountant": name}
         assert said["epsilon"][name] == epsilon(events[1], **read).epsilon
-        assert said["total_after"][name] == epsilon(events, **read).epsilon
+    # Paid for, and lost before a backup; neither what was given back nor what came later.
+    spent = sum(ledger.price(event, account) for event in events) + 7
+    assert said["cost"] == ledger.price(events[1], account)
+    assert said["total"] == {"cost": spent, "epsilon": cost_as_epsilon(spent, delta=1e-5, order=4)}
+    assert "total_after" not in said
+
+
+def break_ledger(desk, release, how):
+    """Gives the account's id. What each does would let more be spent than was granted."""
+    account = desk.place.look(desk.look(release).job_id).account_id
+    if how == "hashed anew":
+        desk.place.rewrite(account, grant={"cost": 10**15})
+    else:
+        statement = {
+            "a larger capacity": "UPDATE accounts SET capacity = 10 * capacity WHERE id = %s",
+            "less spent": "UPDATE accounts SET settled = 0 WHERE id = %s",
+            "a settle deleted": "DELETE FROM entries WHERE account_id = %s AND kind = 'settle'",
+            "a row changed": "UPDATE entries SET reason = 'other' WHERE account_id = %s AND number = 2",
+        }[how]
+        desk.place.spoil(statement, account)
+
+
+@pytest.mark.parametrize(
+    "how", ["a larger capacity", "less spent", "a settle deleted", "a row changed", "hashed anew"]
+)
+def test_nothing_is_built_or_signed_from_a_ledger_that_does_not_hold(how, desk):
+    release = desk.publishing(job=desk.job())
+    break_ledger(desk, release, how)
+    desk.publisher.run(release)
+    row = desk.look(release)
+    assert (row.state, row.fault, row.attestation) == ("publishing", "ledger-broken", None)
+    assert desk.public(release) == {}
+    release = desk.release(desk.job())
+    break_ledger(desk, release, how)
+    desk.publisher.run(release)
+    row = desk.look(release)
+    assert (row.state, row.fault, row.digest) == ("failed", "ledger-broken", None)
+
+
+def test_a_bundle_about_rows_that_are_no_longer_in_the_ledger_is_not_signed(desk):
+    """The ledger holds by itself, but it is another than the one the bundle was built from."""
+    release = desk.publishing(job=desk.job())
+    desk.place.rewrite(desk.place.look(desk.look(release).job_id).account_id, reserve={"reason": "other"})
+    desk.publisher.run(release)
+    row = desk.look(release)
+    assert (row.state, row.fault, row.attestation) == ("publishing", "accounting-mismatch", None)
+    assert desk.public(release) == {}
+
+
+def test_a_promise_given_back_after_the_build_does_not_stand_in_the_way(desk):
+    """The stated total is then larger than need be, which misleads nobody."""
+    dataset = desk.place.dataset()
+    waiting = desk.place.job(dataset)
+    release = desk.publishing(job=desk.job(dataset))
+    with Session(desk.service) as session, session.begin():
+        ledger.void(session, dataset.account_id, job=waiting, move=Move(actor="carla", reason="test"))
+    desk.publisher.run(release)
+    assert desk.look(release).state == "published"
+    assert desk.checked(release).privacy["total"]["cost"] == 2 * desk.checked(release).privacy["cost"]
+
+
+def test_a_bundle_of_an_older_version_is_still_published(desk):
+    """With readings of everything paid for in place of a total, and without sources."""
+    release = desk.built(job=desk.job())
+    row = desk.look(release)
+    files = {
+        file["path"]: desk.admin.get_object(
+            Bucket="sluice-vault", Key=f"bundles/{release}/{row.digest.hex()}/{file['path']}"
+        )["Body"].read()
+        for file in row.files
+    }
+    privacy = {k: v for k, v in row.privacy.items() if k not in ("total", "sources")}
+    privacy["total_after"] = privacy["epsilon"]
+    files["privacy.json"] = (json.dumps(privacy, sort_keys=True, indent=2) + "\n").encode()
+    manifest = {k: v for k, v in row.manifest.items() if k != "sources"}
+    for listed in manifest["files"]:
+        body = files[listed["path"]]
+        listed |= {"size": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+    files["manifest.json"] = json.dumps(manifest).encode()
+    hashes = {path: hashlib.sha256(body).hexdigest() for path, body in files.items() if path != "SHA256SUMS"}
+    files["SHA256SUMS"] = attest.sums(hashes)
+    digest = hashlib.sha256(files["SHA256SUMS"]).digest()
+    for path, body in files.items():
+        key = f"bundles/{release}/{digest.hex()}/{path}"
+        desk.admin.put_object(Bucket="sluice-vault", Key=key, Body=body)
+    desk.unguarded("UPDATE releases SET digest = %s WHERE id = %s", digest, release)
+    desk.approve(release)
+    desk.ask(release, "publishing")
+    desk.publisher.run(release)
+    assert desk.look(release).state == "published"
+    assert desk.checked(release).privacy == privacy
 
 
 BUILDING = [
@@ -481,15 +622,18 @@ def test_one_person_may_publish_where_the_release_says_so(desk):
 
 
 def test_a_job_that_is_not_settled_is_neither_built_nor_published(desk):
-    unsettle = "DELETE FROM entries WHERE kind = 'settle' AND job_id = %s"
-    release = desk.publishing(job=desk.job())
-    desk.unguarded(unsettle, desk.look(release).job_id)
+    """Trained, if one believes its row, and the ledger has a promise but no settlement."""
+    unsettled = desk.place.job()
+    desk.unguarded("UPDATE jobs SET state = 'trained' WHERE id = %s", unsettled)
+    swap = "UPDATE releases SET job_id = %s WHERE id = %s"
+    release = desk.publishing()
+    desk.unguarded(swap, unsettled, release)
     desk.publisher.run(release)
     row = desk.look(release)
     assert (row.state, row.fault) == ("publishing", "not-settled")
     assert desk.public(release) == {}
-    release = desk.release(desk.job())
-    desk.unguarded(unsettle, desk.look(release).job_id)
+    release = desk.release()
+    desk.unguarded(swap, unsettled, release)
     desk.publisher.run(release)
     row = desk.look(release)
     assert (row.state, row.fault, row.digest) == ("failed", "not-settled", None)

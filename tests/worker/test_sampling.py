@@ -1,6 +1,8 @@
 """Batches are drawn as the accountant believes, as often as was paid for, and never fail to be drawn."""
 
+import itertools
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -138,18 +140,13 @@ def test_sampling_states_its_own_cost():
     )
 
 
-@pytest.mark.parametrize("batch", [1, 3, 4, 6, 7])
-def test_every_set_is_equally_likely_without_replacement(batch):
-    sampling = WithoutReplacement(batch=batch, population=7, steps=4000)
-    seen: dict[tuple[int, ...], int] = {}
-    for drawn in sampling.batches(Population(7), SecureRng()):
-        assert len(set(drawn.tolist())) == batch
-        key = tuple(sorted(drawn.tolist()))
-        seen[key] = seen.get(key, 0) + 1
-    sets = math.comb(7, batch)
-    assert len(seen) == sets
-    if sets > 1:
-        assert stats.chisquare(list(seen.values())).pvalue > 1e-6
+@pytest.mark.parametrize(("batch", "steps"), [(1, 4000), (2, 4000), (3, 8000), (4, 30_000)])
+def test_every_sequence_of_rows_is_equally_likely_without_replacement(batch, steps):
+    """Also the order: a record that shifts the numbers of others must not shift their places in a batch."""
+    sampling = WithoutReplacement(batch=batch, population=4, steps=steps)
+    seen = Counter(tuple(drawn.tolist()) for drawn in sampling.batches(Population(4), SecureRng()))
+    assert set(seen) == set(itertools.permutations(range(4), batch))
+    assert stats.chisquare(list(seen.values())).pvalue > 1e-6
 
 
 def test_blank_rows_stand_in_for_missing_records():
@@ -159,6 +156,18 @@ def test_blank_rows_stand_in_for_missing_records():
     blanks = [int((batch == BLANK).sum()) for batch in batches]
     assert abs(np.mean(blanks) - 10) < 1
     assert max(batch.max() for batch in batches) == 79
+
+
+@pytest.mark.parametrize("count", [1, 2, 9, 10, 15])
+@pytest.mark.parametrize("batch", [3, 8, 10])
+def test_no_record_is_drawn_more_often_than_declared(count, batch):
+    """Ten are declared. However many there are, each is drawn at the rate of the cost or below it."""
+    sampling = WithoutReplacement(batch=batch, population=10, steps=5000)
+    drawn = np.concatenate(list(sampling.batches(Population(count), SecureRng())))
+    counts = np.bincount(drawn[drawn != BLANK], minlength=count)
+    rate = batch / max(count, 10)
+    assert len(counts) == count
+    assert (abs(counts / 5000 - rate) <= 5.5 * math.sqrt(rate * (1 - rate) / 5000)).all()
 
 
 def test_more_records_than_declared_are_all_drawn_from():

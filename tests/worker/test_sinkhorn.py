@@ -258,6 +258,22 @@ def test_joint_and_per_image_release_the_clipped_gradient():
     )
 
 
+@every_clipping
+def test_no_contribution_is_longer_than_the_clip_norm(clipping):
+    """Measured in float64, not by a hair: of one record, of many, and of extremes."""
+    run = training(clipping, clip_norm=1e-3)
+    list(zip(run.steps(), range(3), strict=False))
+    images = torch.cat([Rows.random(9).images, *(torch.full((1, 1, 8, 8), n) for n in (-1.0, 1 / 3, 1.0))])
+    labels = torch.arange(12) % 3
+    for some in (slice(None), *(slice(record, record + 1) for record in range(12))):
+        total = run.query.total(images[some], labels[some], clip_norm=run.clip_norm)
+        if clipping is Clipping.SEMIDUAL and some.start is None:
+            continue  # a sum of twelve
+        rows = total.view(10, -1) if clipping is Clipping.PER_IMAGE else total[None]
+        assert 0 < rows.norm(dim=1).max() <= run.clip_norm
+        assert total.norm() + run.noise.grid * math.sqrt(run.noise.size) <= 1e-3 * math.sqrt(run.plan.rows)
+
+
 def test_the_images_not_noised_are_clipped_too():
     run = training(Clipping.PER_IMAGE, clip_norm=1e-3)
     run.query.total(*run.records.take(np.arange(20)), clip_norm=run.clip_norm)

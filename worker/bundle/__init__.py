@@ -27,9 +27,13 @@ MOST_BYTES = 5 << 30  # what S3 takes in one piece
 MOST_OF_A_SYNTHESIZER = 1 << 30
 SHAPE = {
     "unit": None, "relation": None, "delta": None, "cost": None, "event": None,
-    "epsilon": {"renyi", "pld"}, "total_after": {"renyi", "pld"},
+    "epsilon": {"renyi", "pld"}, "total": {"cost", "epsilon"},
     "account": {"id", "epsilon", "delta", "order"}, "entry": {"number", "digest"},
     "head": {"number", "digest"},
+}  # fmt: skip
+SOURCE = {
+    "name": None, "sha256": None, "declared_public": None, "records": None,
+    "schema": {"kind", "height", "width", "channels"},
 }  # fmt: skip
 
 Model = TypeVar("Model", ImageSynthesizer, Classifier)
@@ -68,11 +72,12 @@ def build(
     directory: Path, facts: Facts, files: Mapping[str, bytes], *, drawn: Callable[[int], None]
 ) -> Bundle:
     """Writes the whole bundle into an empty directory; `drawn` hears how many samples are made so far."""
-    own = {name: each for name, each in facts.privacy.items() if name != "others"}
+    own = {name: each for name, each in facts.privacy.items() if name not in ("others", "sources")}
     for cost in (own, *facts.privacy["others"]):
-        if {name: set(v) if SHAPE.get(name) else None for name, v in cost.items()} != SHAPE:
-            raise Failure(Fault.UNFIT_SYNTHESIZER)
+        _require_shape(cost, SHAPE)
         from_dict(cost["event"])  # exactly the fields of an event
+    for source in facts.privacy["sources"]:
+        _require_shape(source, SOURCE)
     small = {
         **files,
         PRIVACY: _json(facts.privacy),
@@ -101,6 +106,7 @@ def build(
             "count": facts.count, "seed": facts.seed, "labels": "balanced", "formats": list(facts.formats),
         },
         **trained,
+        "sources": list(facts.privacy["sources"]),
         "schema": facts.schema.model_dump(mode="json"),
         "files": listed,
     }  # fmt: skip
@@ -114,6 +120,12 @@ def build(
         raise Failure(Fault.TOO_LARGE)
     digest = bytes.fromhex(listed[-1]["sha256"])
     return Bundle(digest=digest, files=listed, manifest=manifest, preview=preview)
+
+
+def _require_shape(stated: Mapping[str, Any], shape: Mapping[str, set[str] | None]) -> None:
+    """Exactly these fields, so that nothing else gets out with them."""
+    if {name: set(value) if shape.get(name) else None for name, value in stated.items()} != shape:
+        raise Failure(Fault.UNFIT_SYNTHESIZER)
 
 
 def hash_of(path: Path) -> str:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.schema import ImageSchema
+from privacy import owners
+from privacy.accountant import UNITS
 from privacy.attest import DATA
 
 
@@ -74,21 +76,35 @@ def croissant(facts: Facts, data: Mapping[str, Mapping[str, Any]]) -> dict[str, 
 
 def _summary(facts: Facts) -> str:
     privacy, schema = facts.privacy, facts.schema
-    best = max(
-        min(value for value in each["epsilon"].values() if value is not None)
-        for each in (privacy, *privacy["others"])
-    )
-    most = "at most " if privacy["others"] else ""
     size, kinds = f"{schema.height} x {schema.width} x {schema.channels}", len(schema.classes)
     held = (
         f"{facts.count} synthetic images of {size} in {kinds} classes, drawn from a generator trained"
         if facts.formats
         else f"A classifier of images of {size} into {kinds} classes, learned from public images and adapted"
     )
+    stated = [_number(owners.best(each["epsilon"]), 4) for each in owners.of(privacy)]
+    whose = [f" for the records of owner {i}" for i in range(1, len(stated) + 1)] if stated[1:] else [""]
+    epsilons = ", ".join(f"{each}{owner}" for each, owner in zip(stated, whose, strict=True))
     return (
-        f"{held} under differential privacy: epsilon {most}{best:.4g} at delta {privacy['delta']:g}, "
-        f"neighbouring relation {privacy['relation']}, unit {privacy['unit']}."
+        f"{held} under differential privacy: epsilon {epsilons} at delta {privacy['delta']:g}, "
+        f"neighbouring relation {privacy['relation']}, unit {privacy['unit']}.{_sum_of_owners(privacy)}"
     )
+
+
+def _sum_of_owners(privacy: Mapping[str, Any]) -> str:
+    """What a relay says to a person whose records more than one owner has."""
+    together = owners.together(privacy)
+    if together is None:
+        return ""
+    count, epsilon = len(owners.of(privacy)), _number(together["epsilon"], 4)
+    return (
+        " A person whose records are with several owners is covered by the sum of their epsilons and of "
+        f"their deltas: with all {count}, epsilon {epsilon} at delta {together['delta']:g}."
+    )
+
+
+def _number(value: float | None, digits: int = 6) -> str:
+    return "unknown" if value is None else f"{value:.{digits}g}"
 
 
 def card(facts: Facts) -> str:
@@ -97,11 +113,9 @@ def card(facts: Facts) -> str:
     note = "".join(f"> {_inert(line)}\n" for line in facts.note.splitlines())
     said = {"renyi": "Rényi", "pld": "PLD"}
     readings = "".join(
-        f"| {name}{whose} | {value if value is None else format(value, '.6g')} | "
-        f"{cost['total_after'][each] and format(cost['total_after'][each], '.6g')} |\n"
+        f"| {name}{whose} | {_number(cost['epsilon'][each])} |\n"
         for whose, cost in _by_owner(privacy)
         for each, name in said.items()
-        for value in [cost["epsilon"][each]]
     )
     if facts.formats:
         held = "".join(f"- `{DATA[each]}`\n" for each in facts.formats) + (
@@ -129,12 +143,13 @@ tags: [{tag}, differential-privacy]
 {note}
 ## What it costs the people in the data
 
-| accountant | epsilon of this release | of everything paid for up to it |
-|---|---|---|
+| accountant | epsilon of this release |
+|---|---|
 {readings}
-At delta {privacy["delta"]:g}, ledger row {privacy["entry"]["number"]}. `privacy.json` has the event these
-follow from; {more}.
+At delta {privacy["delta"]:g}. `privacy.json` has the event these follow from; {more}.
 
+{_totals(privacy)}
+{_sources(privacy)}
 ## What is in it
 
 {held}
@@ -147,9 +162,51 @@ Licence: {_inert(facts.licence)}. Reviewed by {people}.
 
 def _by_owner(privacy: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """What each owner's people paid: one, but for a relay."""
-    if not privacy["others"]:
+    stated = owners.of(privacy)
+    if len(stated) == 1:
         return [("", privacy)]
-    return [(f", owner {i}", each) for i, each in enumerate((privacy, *privacy["others"]), 1)]
+    return [(f", owner {i}", each) for i, each in enumerate(stated, 1)]
+
+
+def _totals(privacy: Mapping[str, Any]) -> str:
+    """What the account had promised or spent by then, for each owner, and what that number means."""
+    lines = "".join(
+        f"- Total{whose}: epsilon {_number(cost['total']['epsilon'])} of a budget of "
+        f"{cost['account']['epsilon']:g}, at delta {cost['delta']:g}. This is everything the account had "
+        f"promised or spent up to ledger row {cost['entry']['number']}, at a cost of "
+        f"{cost['total']['cost'] / UNITS:.9f} at Rényi order {cost['account']['order']}.\n"
+        for whose, cost in _by_owner(privacy)
+    )
+    turns = (
+        " Where an owner had several turns, its epsilons in the table hold if the plans of all of them were "
+        "chosen in advance."
+        if any(_several_turns(cost["event"]) for cost in owners.of(privacy))
+        else ""
+    )
+    return (
+        f"{lines}\nCosts at one fixed order add up also when a plan is chosen after looking at earlier "
+        f"results, so a total does not depend on how the plans were chosen.{turns}\n"
+    )
+
+
+def _several_turns(event: Mapping[str, Any]) -> bool:
+    """Only jobs of a relay are composed of rotations; the parts of other plans are fixed together."""
+    return event["kind"] == "composition" and any(each["kind"] == "rotation" for each in event["events"])
+
+
+def _sources(privacy: Mapping[str, Any]) -> str:
+    """The public records that an adaptation learned from."""
+    lines = "".join(
+        f"- {_inert(each['name'])}: about {each['records']} images of {each['schema']['height']} x "
+        f"{each['schema']['width']} x {each['schema']['channels']}, SHA-256 of the file `{each['sha256']}`\n"
+        for each in privacy["sources"]
+    )
+    if not lines:
+        return ""
+    return (
+        "\n## What it learned from without a charge\n\nThese records were declared public when they were "
+        f"registered, and no epsilon covers them.\n\n{lines}"
+    )
 
 
 def _inert(text: str) -> str:

@@ -21,10 +21,16 @@ from worker.patches import patches
 Loss = Callable[..., Tensor]  # (module, *rows) to one loss for each record
 Shares = dict[Tensor, Tensor]  # of each parameter, in a total
 
-# Norms from products of rounded products are off by less than these, relative to the sum of the absolute
-# terms and, where squares vanish, absolutely. Norms are stated that much larger.
-ROUNDING = 2.0**-23
-VANISHED = 2.0**-110
+# Contributions are clipped to so much less than the clip norm, which pays for the rounding of norms, of
+# weights and of what is scaled: no contribution is longer than the clip norm itself.
+ROOM = 2.0**-20
+# A sum of n float32 products is off by less than n times these: relative to the sum of their absolute values,
+# in whatever order it is added up (Higham 2002, section 3.1), and absolutely where products vanish. Norms are
+# stated that much larger.
+ROUNDING = 1.01 * 2.0**-24
+VANISHED = 2.0**-149
+# Longer gradients are scaled one by one in float64: a weight has to be a normal float32 number.
+LONGEST, LIGHTEST = 2.0**60, 2.0**-100
 
 
 class NotPerRecord(ValueError):
@@ -45,9 +51,10 @@ def clipped_sum(
 ) -> Clipped:
     """Sum over records of their gradients, each scaled down to norm `clip_norm` where it is longer.
 
-    Guarantee: adding or removing one record moves the total by at most clip_norm (1 + 1e-6), before the
-    rounding of the sum itself. A record whose gradient is not finite contributes zero. No record's share
-    depends on another record; `physical_batch` of them at a time only bounds the memory.
+    Guarantee: what a record contributes has norm at most clip_norm, with nothing on top. The sum itself is
+    rounded to float32, which no clip pays for: docs/guarantees.md#floating-point. A record whose gradient is
+    not finite contributes zero. No record's share depends on another record; `physical_batch` of them at a
+    time only bounds the memory.
     """
     parameters = list(module.parameters())
     total = torch.zeros(sum(p.numel() for p in parameters), device=parameters[0].device)
@@ -64,12 +71,12 @@ def _add(
     module: nn.Module, loss: Loss, rows: tuple[Tensor, ...], clip_norm: float, shares: Shares
 ) -> tuple[Tensor, Tensor]:
     layers, losses = layer_gradients(module, loss, rows)
-    squares = torch.stack([layer.squares().double() for layer in layers]).sum(0)
-    fits = squares.isfinite()
+    squares = torch.stack([layer.squares() for layer in layers]).sum(0)
+    fits = squares < min(LONGEST, clip_norm / LIGHTEST) ** 2  # not so if it is no number
     if not fits.all():
         return _add_with_odd_ones(module, loss, rows, clip_norm, shares, fits), losses
     norms = squares.sqrt()
-    weights = (clip_norm / norms).clamp(max=1).float()
+    weights = (clip_norm * (1 - ROOM) / norms).clamp(max=1).float()
     for layer in layers:
         layer.add(weights, shares)
     return norms, losses
@@ -112,8 +119,8 @@ def record_gradients(module: nn.Module, loss: Loss, rows: tuple[Tensor, ...]) ->
 def clip_rows(rows: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
     """Rows scaled down to `clip_norm` where they are longer, and the norms they had.
 
-    Guarantee: every row of the result is finite and no longer than clip_norm (1 + 1e-6), whatever came in. A
-    row that is not finite becomes zero, and its norm is given as zero.
+    Guarantee: every row of the result is finite and no longer than clip_norm, also if it is then rounded to
+    float32, whatever came in. A row that is not finite becomes zero, and its norm is given as zero.
     """
     finite = rows.isfinite().all(1, keepdim=True)
     wide = torch.where(finite, rows, 0).double()
@@ -121,7 +128,7 @@ def clip_rows(rows: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
     largest = wide.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
     scaled = wide / largest
     length = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
-    kept = scaled * torch.minimum(largest, clip_norm / length.clamp(min=1))
+    kept = scaled * torch.minimum(largest, clip_norm * (1 - ROOM) / length.clamp(min=1))
     return kept, (largest * length).flatten().clamp(max=torch.finfo(torch.float64).max)
 
 
@@ -220,13 +227,14 @@ class Products:
         if self.matrices is not None:
             return squared(self.matrices)
         if self.left.shape[1] == 1:
-            return squared(self.left).double() * squared(self.right).double()
+            return squared(self.left) * squared(self.right)
         lefts, rights = (side @ side.transpose(1, 2) for side in (self.left, self.right))
         sizes, others = (gram.diagonal(dim1=1, dim2=2).double() for gram in (lefts, rights))
-        # What rounding and vanishing may have hidden.
-        hidden = ROUNDING * (sizes * others).sqrt().sum(1).square()
-        hidden += VANISHED * sizes.shape[1] * (sizes + others).sum(1)
-        return (lefts * rights).sum((1, 2)).double().clamp(min=0) + hidden
+        # What rounding and vanishing may have hidden; eight more for that of the products and of weights.
+        places, terms = self.left.shape[1], sum(self.left.shape[1:]) + self.right.shape[2] + 8
+        hidden = ROUNDING * terms * (sizes * others).sqrt().sum(1).square()
+        hidden += VANISHED * terms * places * (sizes + others + places).sum(1)
+        return (lefts * rights).sum(2).double().sum(1).clamp(min=0) + hidden
 
     def add(self, weights: Tensor, share: Tensor) -> None:
         if self.matrices is not None:
@@ -237,9 +245,14 @@ class Products:
 
 
 def squared(rows: Tensor) -> Tensor:
-    """Squared norms of the rows, whatever their shape."""
+    """Squared norms of the rows, whatever their shape, not rounded down.
+
+    As float32 adds them up, long rows of equal numbers would be short of a thousandth.
+    """
     flat = rows.flatten(1)
-    return torch.linalg.vector_norm(flat, dim=1).square()
+    terms = flat.shape[1] + 4
+    found = torch.linalg.vector_norm(flat, dim=1).double().square()
+    return found * (1 + ROUNDING * terms) + VANISHED * terms
 
 
 def patches_for(layer: nn.Conv2d | nn.ConvTranspose2d, images: Tensor) -> Tensor:
@@ -321,7 +334,10 @@ class EmbeddingGradients:
         # Row sums at the first place that looked up the row: nothing is lost in a Gram matrix.
         same = self.index[:, :, None] == self.index[:, None, :]
         first = ~same.tril(-1).any(2)
-        return squared((same.to(self.out.dtype) @ self.out) * first[..., None])
+        out = self.out.double()
+        # What the rounding of weighted rows may add where these cancel.
+        hidden = 4 * ROUNDING * out.norm(dim=2).sum(1).square()
+        return ((same.double() @ out) * first[..., None]).square().sum((1, 2)) + hidden
 
     def add(self, weights: Tensor, shares: Shares) -> None:
         moved = (self.out * weights[:, None, None]).flatten(0, 1)
@@ -350,7 +366,7 @@ class NormGradients:
         return [(parameter, rows) for parameter, rows in both if parameter is not None]
 
     def squares(self) -> Tensor:
-        zero = torch.zeros(len(self.weight), device=self.weight.device)
+        zero = torch.zeros(len(self.weight), dtype=torch.float64, device=self.weight.device)
         return sum((squared(rows) for _, rows in self.pairs()), start=zero)
 
     def add(self, weights: Tensor, shares: Shares) -> None:

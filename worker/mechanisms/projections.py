@@ -54,8 +54,8 @@ def clipped(rows: Tensor, bound: float) -> Tensor:
 def private_rows(rows: Tensor, there: np.ndarray, *, bound: float) -> Tensor:
     """Rows of records at the places of a batch where there are any, blank ones elsewhere.
 
-    Guarantee: a row depends on its record alone, has norm at most bound (1 + 1e-6), and is zero where the
-    record is not finite or there is none.
+    Guarantee: a row depends on its record alone, has norm at most bound, and is zero where the record is not
+    finite or there is none.
     """
     placed = torch.zeros(len(there), rows.shape[1], device=rows.device)
     placed[torch.from_numpy(there)] = clip_rows(rows, bound)[0].float()

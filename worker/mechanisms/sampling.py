@@ -91,10 +91,10 @@ class WithoutReplacement:
 
     `population` is the public number that the cost was computed with. Where there are fewer records, blank
     rows (index -1) stand in for the missing, so the size of a batch says nothing; where there are more, the
-    draw is over all of them.
+    draw is over all of them. Nothing fails for having few records. docs/guarantees.md#swd
 
-    Guarantee: every set of `batch` rows is equally likely. Rows are drawn one after the other, uniformly by
-    rejection, and one that was drawn already is passed over.
+    Guarantee: every sequence of `batch` different rows is equally likely. Rows are drawn one after the other,
+    uniformly by rejection, and one that was drawn already is passed over.
     """
 
     batch: int
@@ -113,6 +113,7 @@ class WithoutReplacement:
             kept = np.ones(slots, dtype=bool)
             kept[picked] = False
             picked = np.flatnonzero(kept)
+            picked = picked[np.argsort(rng.words(len(picked)))]
         return np.where(picked < population, picked, BLANK)
 
     def event(
@@ -154,7 +155,9 @@ class PartRotation:
     records gives blank rows (index -1).
 
     Guarantee: the part of a record is AES of its index under `key`, modulo `parts`: every record is in one
-    of them, and who else is in the data has no say in which. A step has rows of its panel's parts alone.
+    of them, and who else is in the data has no say in which. A step has rows of its panel's parts alone, each
+    row independently and exactly uniformly one of the part's records, wherever these stand. So the records of
+    each batch have the same law in whatever order the dataset is. docs/guarantees.md#gswgan
     """
 
     parts: int
@@ -189,8 +192,13 @@ class PartRotation:
     def draw(self, members: np.ndarray, starts: np.ndarray, step: int, rng: Rng) -> np.ndarray:
         turn = self.turn(step)
         first, sizes = starts[turn], starts[1:][turn] - starts[turn]
-        words = rng.words(self.panel * self.batch).reshape(self.panel, self.batch)
-        places = first[:, None] + (words % np.maximum(sizes, 1).astype(np.uint64)[:, None]).astype(np.int64)
+        among = np.repeat(np.maximum(sizes, 1).astype(np.uint64), self.batch)
+        words = rng.words(len(among))
+        # 2^64 modulo the size; words below it would favour the records that stand first.
+        odd = (np.uint64(0) - among) % among
+        while (again := words < odd).any():
+            words[again] = rng.words(int(again.sum()))
+        places = first[:, None] + (words % among).astype(np.int64).reshape(self.panel, self.batch)
         blank = np.append(members, BLANK)
         return np.where(sizes[:, None] > 0, blank[np.minimum(places, len(members))], BLANK)
 

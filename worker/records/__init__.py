@@ -78,6 +78,10 @@ class Records:
         matrix = _matrix(values, codes, self.schema)
         return torch.from_numpy(matrix), torch.from_numpy(labels.astype(np.int64))
 
+    def raw(self, rows: slice) -> tuple[np.ndarray, np.ndarray]:
+        """Values and codes of some records as they lie in the arrays."""
+        return self._values[rows], self._codes[rows]
+
 
 def _refuse_strangers(indices: np.ndarray, count: int) -> None:
     """-1 would be the last person, and numpy's own complaint would tell how many there are."""

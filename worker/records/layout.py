@@ -72,3 +72,10 @@ def scale(column: NumberColumn, values: np.ndarray) -> np.ndarray:
     """Declared bounds to [-1, 1]. Halves first: `high - low` may overflow."""
     middle, half = column.low / 2 + column.high / 2, column.high / 2 - column.low / 2
     return np.clip((values - middle) / (half or 1.0), -1, 1)
+
+
+def unscale(column: NumberColumn, scaled: np.ndarray) -> np.ndarray:
+    """Numbers as they were before `scale`, to about seven digits of the declared range."""
+    middle, half = column.low / 2 + column.high / 2, column.high / 2 - column.low / 2
+    values = middle + half * scaled.astype(np.float64)
+    return np.round(values) if column.integer else values

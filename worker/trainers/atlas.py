@@ -13,6 +13,7 @@ from core.schema import ImageSchema
 from privacy.events import Composition, Query
 from privacy.plans.atlas import AtlasPlan, AtlasRecipe
 from privacy.plans.base import trainable
+from worker.mechanisms.clipping import ROOM
 from worker.mechanisms.noise import GaussianNoise, Releases, Rng
 from worker.mechanisms.sampling import EveryRecord
 from worker.synthesizers.atlas import FURTHEST, Atlas, AtlasNetwork, Poses, each, on_grid
@@ -32,9 +33,6 @@ STEP = 2.0**-15
 # No record and no centre is taken for further away than this, in reaches of a chart, so that distances are
 # exact too.
 FAR = 16.0
-# Bounds are smaller by this share than they might be: lengths and the weights of sums are rounded in the
-# sixteenth digit.
-ROOM = 2.0**-20
 
 
 def architecture(schema: ImageSchema, plan: AtlasPlan, recipe: AtlasRecipe) -> Atlas:

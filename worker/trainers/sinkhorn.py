@@ -12,7 +12,7 @@ from core.faults import Failure, Fault
 from core.schema import ImageSchema
 from privacy.plans.base import Clipping, trainable
 from privacy.plans.sinkhorn import SinkhornPlan, SinkhornRecipe
-from worker.mechanisms.clipping import clip_rows
+from worker.mechanisms.clipping import ROOM, clip_rows
 from worker.mechanisms.noise import GaussianNoise, Rng
 from worker.mechanisms.sampling import PoissonSampling, Rows, uniform
 from worker.synthesizers.architecture import Architecture
@@ -358,7 +358,7 @@ class Points:
             cost = squares + between_classes * (their_labels[:, None] != self.labels)
             shares = ((self.potentials - cost) / entropy).softmax(1)
             norm = (shares.square() * (squares / self.unit**2 + MASS_WEIGHT**2)).sum(1).sqrt()
-            shares *= (clip_norm / norm).clamp(max=1)[:, None]
+            shares *= (clip_norm * (1 - ROOM) / norm).clamp(max=1)[:, None]
             norms.append(norm)
             pulls += shares.T @ rows
             masses += shares.sum(0)

@@ -12,6 +12,7 @@ from core.faults import Failure, Fault
 from core.schema import ImageSchema
 from privacy.events import Query
 from privacy.plans.swd import Features, OneShotRecipe, Patterns, SWDOneShotPlan
+from worker.mechanisms.clipping import ROOM
 from worker.mechanisms.noise import GaussianNoise, Rng
 from worker.mechanisms.projections import sliced
 from worker.mechanisms.sampling import EveryRecord
@@ -174,7 +175,7 @@ class SWDOneShotTraining:
                 raise ValueError("the noise is too coarse for counts: take less")
             self.query = Histograms(plan, self.along, self.classes)
         else:
-            self.query = Waves(plan, self.along, self.classes, self.noise.inner(norm) / norm)
+            self.query = Waves(plan, self.along, self.classes, self.noise.inner(norm) * (1 - ROOM) / norm)
         event = self.sampling.event(
             query=Query.COUNTS if counting else Query.SUM,
             bound=1.0,
