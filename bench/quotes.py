@@ -6,7 +6,6 @@ Run as `python -m bench.quotes [--repeat 30] [--json]` on an idle machine.
 import argparse
 import json
 import secrets
-import socket
 import statistics
 import sys
 import tempfile
@@ -22,7 +21,8 @@ from rich.table import Table
 from sqlalchemy.orm import Session
 
 from client.api import Sluice
-from client.local.child import HOST, Child, knock
+from client.local.child import Child, knock
+from client.local.ports import HOST, free_port
 from client.local.stack import Stack
 from core import ledger
 from core.database import connect
@@ -37,12 +37,6 @@ PLANS: dict[str, dict[str, Any]] = {
     "gswgan": {"kind": "gswgan", "parts": 1000, "images": 32, "steps": 20_000},
     "swd": {"kind": "swd", "records": 60_000, "batch": 100, "directions": 1000, "dim": 784, "steps": 10_000},
 }
-
-
-def free_port() -> int:
-    with socket.create_server((HOST, 0)) as held:
-        port: int = held.getsockname()[1]
-        return port
 
 
 def set_up(url: str) -> tuple[str, str]:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from client.local.ports import HOST
 from client.problems import CannotRun
-
-HOST = "127.0.0.1"
 
 # Runs in the child just before the real program. Arguments: nobody(0|1), death signal, parent, command.
 # nobody: PostgreSQL refuses to run as root. In a user namespace that maps our uid to 65534 it sees "nobody",
@@ -129,16 +128,6 @@ class Child:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-
-def port_is_free(port: int) -> bool:
-    with socket.socket() as attempt:
-        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            attempt.bind((HOST, port))
-        except OSError:
-            return False
-        return True
 
 
 def knock(port: int) -> None:

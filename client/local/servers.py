@@ -16,7 +16,8 @@ import psycopg
 import redis
 from botocore.exceptions import ClientError
 
-from client.local.child import HOST, Child, knock, shim
+from client.local.child import Child, knock, shim
+from client.local.ports import HOST
 from client.local.state import ROLES, write_private
 from client.problems import CannotRun
 from core.stores import s3

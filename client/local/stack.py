@@ -17,7 +17,8 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from client.local import state as data_directory
-from client.local.child import HOST, Child, port_is_free
+from client.local.child import Child
+from client.local.ports import HOST, port_is_free
 from client.local.servers import Postgres, Seaweed, Valkey
 from client.local.state import ROLES
 from client.problems import CannotRun

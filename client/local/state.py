@@ -8,20 +8,17 @@ import json
 import os
 import secrets
 import shutil
-import socket
 from pathlib import Path
 from typing import IO, Any
 
-from client.local.child import HOST, port_is_free
+from client.local import ports
+from client.local.ports import port_is_free
 from client.problems import CannotRun
 from core.stores.witness import DirectoryWitness
 
 VERSION = 1
 ROLES = ("service", "train", "publish", "sweep")
 ROOM_NEEDED = 400 << 20  # a new PostgreSQL directory, its first log segments and the store's first volumes
-SERVER_PORTS = 10
-# SeaweedFS dials its admin port + 10000, whatever its setting for that port says.
-ADMIN_OFFSET = 10_000
 
 
 def claim(data: Path) -> IO[str]:
@@ -102,9 +99,11 @@ def load(data: Path) -> dict[str, Any]:
     # Removed, it is made anew too: releases signed with the old one stay verifiable by its public half.
     state.setdefault("signing_key", base64.b64encode(secrets.token_bytes(32)).decode())
     state["site"] = site_of(state)
-    ports = state.get("ports", [])
-    if len(ports) != SERVER_PORTS + 2 or not all(map(port_is_free, ports)):
-        state["ports"] = _free_ports(SERVER_PORTS) + _free_pair()
+    if not _usable(state.get("ports", [])):
+        try:
+            state["ports"] = _server_ports(ports.reserve_block())
+        except OSError as problem:
+            raise CannotRun(f"{problem}: stop something that listens") from None
     save(data, state)
     return state
 
@@ -175,19 +174,12 @@ def _identity() -> dict[str, str]:
     return {"access_key": "SL" + secrets.token_hex(9).upper(), "secret_key": secrets.token_urlsafe(30)}
 
 
-def _free_ports(count: int) -> list[int]:
-    held = [socket.socket() for _ in range(count)]
-    for one in held:
-        one.bind((HOST, 0))
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
+def _server_ports(first: int) -> list[int]:
+    """Of one block: ten for the servers, SeaweedFS's admin port, and the one that it derives from that."""
+    return [*range(first, first + 11), first + 10 + ports.OFFSET]
 
 
-def _free_pair() -> list[int]:
-    start = 20_000 + secrets.randbelow(5_000)
-    for port in range(start, 32_000):
-        if port_is_free(port) and port_is_free(port + ADMIN_OFFSET):
-            return [port, port + ADMIN_OFFSET]
-    raise CannotRun("no free ports are left on this machine: stop something that listens")
+def _usable(kept: list[int]) -> bool:
+    if not kept or kept != _server_ports(kept[0]):
+        return False
+    return ports.reserve(kept[0]) and all(map(port_is_free, kept))

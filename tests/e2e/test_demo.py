@@ -9,11 +9,11 @@ import pytest
 from PIL import Image
 
 from client.demo import Demo, Settings
-from client.local.child import port_is_free
+from client.local.ports import free_port, port_is_free
 from client.problems import Refused
 from client.release import Release
 from core.stores import s3
-from tests.e2e.driving import SLUICE, free_port, gone, plain_environment
+from tests.e2e.driving import SLUICE, gone, plain_environment
 
 TINY = Settings(images=300, samples=120, epsilon=10, method="dpgan", options={"batch": 30, "steps": 5})
 

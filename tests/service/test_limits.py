@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import structlog
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
+from client.local.ports import free_port
 from core import log
 from service import limits
 from tests.service.house import BUDGET, IMAGES, PLAN, House, opened
@@ -189,8 +189,7 @@ def fresh_process(house: House, at, port: int) -> subprocess.Popen:
 
 def test_logs_and_metrics_hold_ids_and_nothing_a_person_typed(house, tmp_path):
     """A4, U6: a process of its own, whose every line is read; then every table is searched for keys."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     out = tmp_path / "log"
     with out.open("wb") as at:
         process = fresh_process(house, at, port)
