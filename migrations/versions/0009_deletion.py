@@ -1,0 +1,8 @@
+"""To be written."""
+
+revision = "0009"
+down_revision = "0008"
+
+
+def upgrade() -> None:
+    pass
