@@ -1,6 +1,8 @@
 """The way into the private bucket, for the service: it signs uploads and never sees their bytes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from botocore.exceptions import ClientError
@@ -24,6 +26,7 @@ class Part:
     number: int
     etag: str
     size: int
+    at: datetime
 
 
 class Inbox:
@@ -39,7 +42,7 @@ class Inbox:
         return self._client.generate_presigned_url("upload_part", Params=part, ExpiresIn=SIGNED_SECONDS)
 
     def parts(self, key: str, upload_id: str) -> list[Part]:
-        """What has arrived so far, so that an upload can go on where it stopped."""
+        """What has arrived so far, one of each number, so that an upload can go on where it stopped."""
         found: list[Part] = []
         marker = 0
         while True:
@@ -50,14 +53,15 @@ class Inbox:
             except ClientError as problem:
                 raise _named(problem) from None
             found += [
-                Part(number=p["PartNumber"], etag=p["ETag"], size=p["Size"]) for p in answer.get("Parts", [])
+                Part(number=p["PartNumber"], etag=p["ETag"], size=p["Size"], at=p["LastModified"])
+                for p in answer.get("Parts", [])
             ]
             if not answer.get("IsTruncated"):
-                return found
+                return _latest(found)
             marker = answer["NextPartNumberMarker"]
 
     def complete(self, key: str, upload_id: str, parts: list[Part]) -> None:
-        """Joins the parts; from here on no signed address of this upload works."""
+        """Joins exactly these parts; from here on no signed address of this upload works."""
         joined = [{"PartNumber": part.number, "ETag": part.etag} for part in parts]
         try:
             self._client.complete_multipart_upload(
@@ -75,6 +79,22 @@ class Inbox:
         except ClientError as problem:
             if problem.response["Error"]["Code"] != "NoSuchUpload":
                 raise
+
+
+def _latest(found: Sequence[Part]) -> list[Part]:
+    """The part of each number that arrived last. AWS lists no other; SeaweedFS lists all it was ever sent.
+
+    SeaweedFS tells times in whole seconds: of parts that arrived in the same second and differ, none counts,
+    and the client sends it again.
+    """
+    newest: dict[int, datetime] = {}
+    for part in found:
+        newest[part.number] = max(part.at, newest.get(part.number, part.at))
+    last: dict[int, dict[str, Part]] = {}
+    for part in found:
+        if part.at == newest[part.number]:
+            last.setdefault(part.number, {})[part.etag] = part
+    return [part for _, same in sorted(last.items()) if len(same) == 1 for part in same.values()]
 
 
 def _named(problem: ClientError) -> Exception:

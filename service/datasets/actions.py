@@ -12,7 +12,7 @@ from core.errors import NotFound, Problem, WrongState
 from core.faults import Fault
 from core.people import Role
 from core.settings import ServiceSettings
-from core.stores.inbox import Inbox, UploadGone
+from core.stores.inbox import Inbox, Part, UploadGone
 from core.tables import Account, Dataset, Job, Review
 from privacy.account import capacity, default_order
 from privacy.problems import InvalidAccount
@@ -157,17 +157,13 @@ def seal(session: Session, who: Who, id: uuid.UUID, body: Seal, inbox: Inbox) ->
     """
     row = find(session, who, id)
     sha256 = bytes.fromhex(body.sha256)
-    upload_id = row.upload_id or ""
     if row.sealed_at is not None and (row.sha256, row.size) == (sha256, body.size):
         if row.state == "checking":  # said again, perhaps because the first time was cut off here
             with suppress(UploadGone):
-                inbox.complete(row.object_key, upload_id, inbox.parts(row.object_key, upload_id))
+                inbox.complete(row.object_key, row.upload_id or "", _arrived(row, body.size, inbox))
         return row
     in_upload(row)
-    parts = inbox.parts(row.object_key, upload_id)
-    arrived = sum(part.size for part in parts)
-    if arrived != body.size:
-        raise SizeMismatch("Send the missing parts, or seal with the true size.", arrived=arrived)
+    parts = _arrived(row, body.size, inbox)
     _require_parent(session, row)
     sealed = (
         update(Dataset)
@@ -177,9 +173,17 @@ def seal(session: Session, who: Who, id: uuid.UUID, body: Seal, inbox: Inbox) ->
     if session.execute(sealed.returning(Dataset.id)).one_or_none() is None:
         raise WrongState("The dataset was sealed or deleted just now; look at it again.")
     session.commit()
-    inbox.complete(row.object_key, upload_id, parts)
+    inbox.complete(row.object_key, row.upload_id or "", parts)
     session.refresh(row)
     return row
+
+
+def _arrived(row: Dataset, size: int, inbox: Inbox) -> list[Part]:
+    parts = inbox.parts(row.object_key, row.upload_id or "")
+    arrived = sum(part.size for part in parts)
+    if arrived != size:
+        raise SizeMismatch("Send the missing parts, or seal with the true size.", arrived=arrived)
+    return parts
 
 
 def _require_parent(session: Session, row: Dataset) -> None:

@@ -2,7 +2,9 @@
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
@@ -193,3 +195,80 @@ def test_a_part_longer_than_declared_cannot_be_sealed(house, signed):
     assert httpx.put(url, content=os.urandom(1 << 20)).status_code == 200
     answer = house.seal(house.curator, id, b"first part" + b"second")
     assert (answer.status_code, answer.json()["slug"]) == (409, "size-mismatch")
+
+
+def send(house, id, number, content):
+    url = house.curator.post(f"/v1/datasets/{id}/upload/urls", json={"numbers": [number]}).json()["parts"][0]
+    answer = httpx.put(url["url"], content=content)
+    assert answer.status_code == 200
+    return answer.headers["etag"]
+
+
+def next_second(house, id, number):
+    """Waits until the store's clock tells another second than that of the last part of this number."""
+    key, upload = key_of(house, id)
+    client = house.app.state.inbox._client
+    listed = client.list_parts(Bucket="sluice-private", Key=key, UploadId=upload)["Parts"]
+    last = max(part["LastModified"] for part in listed if part["PartNumber"] == number)
+    while datetime.now(UTC) < last + timedelta(seconds=1):
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_part_sent_twice_counts_once(at_once, house, reader):
+    """As the client does when an answer is lost. The store lists both."""
+    first, second = os.urandom(5 << 20), os.urandom(100)
+    id = house.register(house.curator)["id"]
+    house.upload(house.curator, id, first, second)
+    if at_once:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: send(house, id, 1, first), range(4)))
+    else:
+        send(house, id, 1, first)
+    assert arrived(house, id) == [1, 2]
+    assert house.seal(house.curator, id, first + second).status_code == 202
+    key, _ = key_of(house, id)
+    assert reader.get_object(Bucket="sluice-private", Key=key)["Body"].read() == first + second
+
+
+@pytest.mark.parametrize(("before", "after"), [(b"short", b"longer than that"), (b"longer than", b"short")])
+def test_of_a_part_sent_again_with_other_bytes_the_last_counts(before, after, house, reader):
+    id = house.register(house.curator)["id"]
+    house.upload(house.curator, id, before)
+    next_second(house, id, 1)
+    send(house, id, 1, after)
+    assert house.seal(house.curator, id, before).json()["slug"] == "size-mismatch"
+    assert house.seal(house.curator, id, after).status_code == 202
+    key, _ = key_of(house, id)
+    assert reader.get_object(Bucket="sluice-private", Key=key)["Body"].read() == after
+
+
+def test_parts_that_differ_and_cannot_be_told_apart_are_sent_again(house, reader, monkeypatch):
+    """SeaweedFS tells times in whole seconds: which of two came last may be unknown."""
+    id = house.register(house.curator)["id"]
+    house.upload(house.curator, id, b"before")
+    send(house, id, 1, b"beyond")
+    same_second(house, monkeypatch)
+    assert arrived(house, id) == []
+    refused = house.seal(house.curator, id, b"beyond")
+    assert (refused.status_code, refused.json()["slug"]) == (409, "size-mismatch")
+    monkeypatch.undo()
+    next_second(house, id, 1)
+    send(house, id, 1, b"beyond")
+    assert house.seal(house.curator, id, b"beyond").status_code == 202
+    key, _ = key_of(house, id)
+    assert reader.get_object(Bucket="sluice-private", Key=key)["Body"].read() == b"beyond"
+
+
+def same_second(house, monkeypatch):
+    """Has the store say that all parts arrived in the same second, as they do on a fast machine."""
+    client = house.app.state.inbox._client
+    listed = client.list_parts
+
+    def list_parts(**asked):
+        answer = listed(**asked)
+        for part in answer.get("Parts", []):
+            part["LastModified"] = datetime(2026, 1, 1, tzinfo=UTC)
+        return answer
+
+    monkeypatch.setattr(client, "list_parts", list_parts)
