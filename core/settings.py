@@ -51,9 +51,17 @@ def _seed(secret: SecretStr) -> SecretStr:
     return secret
 
 
+def _certificates(ca: str) -> str:
+    if ca != "system" and not Path(ca).is_file():
+        raise ValueError("is neither a file nor the word system")
+    return ca
+
+
 Secret = Annotated[SecretStr, AfterValidator(_real)]
 Seed = Annotated[Secret, AfterValidator(_seed)]
 DatabaseUrl = Annotated[PostgresDsn, AfterValidator(_with_real_password)]
+# Who may vouch for a server: the certificates in a file, or `system`, the public authorities.
+CaFile = Annotated[str, AfterValidator(_certificates)]
 QueueUrl = Annotated[RedisDsn, AfterValidator(_queue_with_real_password)]
 
 
@@ -75,6 +83,7 @@ class _WithS3(_Settings):
 
     s3_endpoint: HttpUrl | None = None  # None: AWS
     s3_region: str = "us-east-1"
+    s3_ca: CaFile = "system"
     s3_access_key: Secret
     s3_secret_key: Secret
 

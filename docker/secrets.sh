@@ -20,14 +20,19 @@ trap 'rm -rf "$new"' EXIT
 random() { od -An -v -N"$1" -tx1 /dev/urandom | tr -d ' \n'; }
 put() { printf '%s' "$2" >"$new/$1"; }
 
+# Every server has a certificate, and every client asks for one that this authority signed.
+sh "$here/certificates.sh" "$new"
+ca=/etc/sluice/ca.crt
+
 # PostgreSQL: the owner of the tables, and one login per role.
+database="postgres:5432/sluice?sslmode=verify-full&sslrootcert=$ca"
 owner=$(random 24)
 put postgres_password "$owner"
-put migrate_database_url "postgresql://sluice:$owner@postgres:5432/sluice"
+put migrate_database_url "postgresql://sluice:$owner@$database"
 for role in service train publish sweep; do
     password=$(random 24)
     put "${role}_password" "$password"
-    put "${role}_database_url" "postgresql://sluice_$role:$password@postgres:5432/sluice"
+    put "${role}_database_url" "postgresql://sluice_$role:$password@$database"
 done
 
 # Valkey: who rings may add to a queue, who works may also take from its own. Keys are prefixed by the queue.
@@ -36,7 +41,7 @@ work="$ring +rpush +rpop +brpop +watch +unwatch +discard +hset +hget +hdel +zadd
 work="$work +zrevrangebyscore +set +get +del +evalsha +script|load"
 acl() { # role, keys, commands
     password=$(random 24)
-    put "${1}_queue_url" "redis://$1:$password@valkey:6379/0"
+    put "${1}_queue_url" "rediss://$1:$password@valkey:6379/0?ssl_cert_reqs=required&ssl_ca_certs=$ca"
     echo "user $1 on >$password resetchannels $2 $3" >>"$new/valkey_users.acl"
 }
 echo 'user default off' >"$new/valkey_users.acl"
@@ -57,6 +62,17 @@ for role in service train publish sweep; do
     policies="$policies${policies:+, }{\"name\": \"$role\", \"content\": \"$policy\"}"
 done
 put s3_identities.json "{\"identities\": [$identities], \"policies\": [$policies]}"
+
+# The parts of SeaweedFS talk to each other only with the certificate of this container and tokens made with these keys.
+{
+    printf '[grpc]\nca = "%s"\n' "$ca"
+    for part in master volume filer s3 admin worker client; do
+        printf '[grpc.%s]\ncert = "/run/secrets/s3.crt"\nkey = "/run/secrets/s3.key"\n' "$part"
+    done
+    for use in signing signing.read filer_signing filer_signing.read; do
+        printf '[jwt.%s]\nkey = "%s"\n' "$use" "$(random 24)"
+    done
+} >"$new/s3_security.toml"
 
 # What records are fingerprinted with. Losing it means that no known record is recognised again.
 put train_fingerprint_key "$(head -c 32 /dev/urandom | base64)"

@@ -116,7 +116,8 @@ class Stack:
                 )
                 settings[f"S3_{key.upper()}"] = own
             if not self.seaweed:
-                names = ("S3_REGION", "PRIVATE_BUCKET", "VAULT_BUCKET", "PUBLIC_BUCKET", "WITNESS_BUCKET")
+                names = ("S3_REGION", "S3_CA", "PRIVATE_BUCKET", "VAULT_BUCKET", "PUBLIC_BUCKET")
+                names += ("WITNESS_BUCKET",)
                 settings |= {
                     name: os.environ[f"SLUICE_{name}"] for name in names if f"SLUICE_{name}" in os.environ
                 }

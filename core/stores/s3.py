@@ -20,11 +20,18 @@ def client_for(settings: "HasIdentity") -> "S3Client":
         region=settings.s3_region,
         access_key=settings.s3_access_key.get_secret_value(),
         secret_key=settings.s3_secret_key.get_secret_value(),
+        ca=settings.s3_ca,
     )
 
 
 def client(
-    *, endpoint: str | None, region: str, access_key: str, secret_key: str, attempts: int = 5
+    *,
+    endpoint: str | None,
+    region: str,
+    access_key: str,
+    secret_key: str,
+    attempts: int = 5,
+    ca: str = "system",
 ) -> "S3Client":
     """A client that never falls back to credentials it finds on the machine."""
     return boto3.client(
@@ -33,6 +40,7 @@ def client(
         region_name=region,
         aws_access_key_id=access_key,
         aws_secret_access_key=secret_key,
+        verify=None if ca == "system" else ca,
         config=Config(
             signature_version="s3v4",
             # A bucket name as a sub-domain needs DNS that a server on one machine does not have.

@@ -16,87 +16,35 @@ from uuid import uuid4
 
 import pytest
 import redis
-import yaml
 from kombu import Consumer
 from packaging.requirements import Requirement
 
 from client.local.ports import free_port
 from core.queue import bell, ring
-from core.settings import (
-    MigrateSettings,
-    PublishSettings,
-    ServiceSettings,
-    SweepSettings,
-    TrainSettings,
-    load,
-)
+from core.settings import load
 from core.stores.access import ROLES, Buckets, policy
-
-ROOT = Path(__file__).parents[2]
-COMPOSE = ROOT / "docker-compose.yml"
-DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
-TOOLS = Path(sys.executable).parent
-VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")
-
-KINDS = {
-    "migrate": MigrateSettings,
-    "api": ServiceSettings,
-    "train": TrainSettings,
-    "train-cpu": TrainSettings,
-    "publish": PublishSettings,
-    "sweep": SweepSettings,
-}
-ROLE = {"migrate": "migrate", "api": "service", "train": "train", "train-cpu": "train"} | {
-    name: name for name in ("publish", "sweep")
-}
-
-
-def interpolated(node):
-    """The file as Compose reads it when no variable is set."""
-    if isinstance(node, dict):
-        return {key: interpolated(value) for key, value in node.items()}
-    if isinstance(node, list):
-        return [interpolated(value) for value in node]
-    if isinstance(node, str):
-        return VARIABLE.sub(lambda found: found["default"] or "", node)
-    return node
-
-
-FILE = interpolated(yaml.safe_load(COMPOSE.read_text()))
-SERVICES = FILE["services"]
-
-
-def secrets_of(service):
-    """Where each of a service's secrets comes from, by the name of the file it sees."""
-    entries = [{"source": s} if isinstance(s, str) else s for s in service.get("secrets", [])]
-    return {entry.get("target", entry["source"]): entry["source"] for entry in entries}
-
-
-def dockerfile_of(service):
-    return ROOT / service["build"]["dockerfile"] if "build" in service else None
-
-
-def instructions(dockerfile):
-    joined = re.sub(r"\\\n(\s*#.*\n)*", " ", dockerfile.read_text())
-    return [line.split(maxsplit=1) for line in joined.splitlines() if line and not line.startswith("#")]
-
-
-def copied(dockerfile):
-    """What a Dockerfile takes from the repository."""
-    return [
-        source
-        for word, rest in instructions(dockerfile)
-        if word == "COPY" and not rest.startswith("--from")
-        for source in rest.split()[:-1]
-    ]
+from tests.docker.compose import (
+    COMPOSE,
+    DOCKERFILES,
+    FILE,
+    KINDS,
+    ROLE,
+    ROOT,
+    SERVICES,
+    TOOLS,
+    VARIABLE,
+    copied,
+    dockerfile_of,
+    instructions,
+    make_secrets,
+    secrets_of,
+)
+from tests.docker.tls import tls_front
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Secrets as an operator makes them."""
-    base = tmp_path_factory.mktemp("deploy")
-    subprocess.run(["sh", ROOT / "docker/secrets.sh", base / "secrets", base / "data"], check=True)
-    return base / "secrets"
+    return make_secrets(tmp_path_factory.mktemp("deploy"))
 
 
 # ---- the compose file
@@ -129,7 +77,7 @@ def test_every_reference_resolves_and_nothing_is_left_over():
     for kind, names in used.items():
         assert names == set(FILE[kind]), kind
     for config in FILE["configs"].values():
-        assert (ROOT / config["file"]).is_file()
+        assert config["file"].startswith("./secrets/") or (ROOT / config["file"]).is_file()
 
 
 def test_what_is_waited_for_can_happen():
@@ -209,7 +157,8 @@ def test_container_is_given_its_role_s_settings_and_no_other_s(name, made, tmp_p
 
     fields = {f"sluice_{field}" for field in kind.model_fields}
     required = {f"sluice_{field}" for field, info in kind.model_fields.items() if info.is_required()}
-    given = {key.lower() for key in environment} | set(files)
+    environment = {key: value for key, value in environment.items() if value is not None}  # passed on if set
+    given = {key.lower() for key in service["environment"] if key != "SLUICE_SECRETS_DIR"} | set(files)
     assert given <= fields
     assert required <= set(files), "what has no default is a secret here"
 
@@ -219,7 +168,8 @@ def test_container_is_given_its_role_s_settings_and_no_other_s(name, made, tmp_p
     for key in [key for key in os.environ if key.startswith("SLUICE_")]:
         monkeypatch.delenv(key)
     for key, value in environment.items():
-        monkeypatch.setenv(key, value)
+        # The one path that is no secret: where the certificate of the authority is mounted.
+        monkeypatch.setenv(key, str(made / "ca.crt") if value == "/etc/sluice/ca.crt" else value)
     monkeypatch.setenv("SLUICE_SECRETS_DIR", str(tmp_path))
     settings = load(kind)
 
@@ -245,8 +195,8 @@ def test_no_container_holds_another_role_s_secret():
     for source, roles in owners.items():
         first = source.split("_")[0]
         expected = {"migrate"} if re.fullmatch(r"(service|train|publish|sweep)_password", source) else {first}
-        if source in ("valkey_users.acl", "s3_identities.json"):
-            expected = {"valkey" if source.startswith("valkey") else "seaweedfs"}
+        if re.match("valkey|s3|postgres", source):  # a server's own: its users, its key
+            expected = {{"s3": "seaweedfs"}.get(first := re.match("[a-z0-9]+", source)[0], first)}
         assert roles == expected, source
 
 
@@ -382,8 +332,9 @@ def test_the_policy_of_the_witness_bucket_takes_rights_away_and_gives_none():
 
 
 def test_secrets_are_ours_alone_long_and_all_different(made):
+    mounted = {entry["file"] for kind in ("secrets", "configs") for entry in FILE[kind].values()}
     assert {f"./secrets/{path.name}" for path in made.iterdir()} == {
-        s["file"] for s in FILE["secrets"].values()
+        file for file in mounted if file.startswith("./secrets/")
     }
     assert made.stat().st_mode & 0o777 == 0o700
     for path in made.iterdir():
@@ -422,7 +373,20 @@ def test_bundled_s3_makes_the_buckets_of_the_policies():
     assert set(option.removeprefix("-bucket=").split(",")) == set(vars(Buckets()).values())
 
 
-# ---- the ACL, on a real Valkey started with the options of the compose file
+# ---- the ACL, on a real Valkey started with the options of the compose file, over TLS
+
+
+@pytest.fixture(autouse=True)
+def names(monkeypatch):
+    """The servers' names lead here, as they do in a container's network."""
+    look_up = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *rest, **more: look_up(
+            "127.0.0.1" if host in SERVICES or host == "elsewhere" else host, *rest, **more
+        ),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -431,7 +395,8 @@ def queue_urls(made, tmp_path_factory):
     (server,) = (package / "_binaries").glob("*/valkey-server")
     port = free_port()
     options = [o.replace("/run/secrets", str(made)) for o in SERVICES["valkey"]["command"][1:]]
-    command = [server, *options, "--bind", "127.0.0.1", "--port", str(port)]
+    # This build has no TLS, so it is given a port without, and TLS is ended in front of it.
+    command = [server, *options, "--tls-port", "0", "--bind", "127.0.0.1", "--port", str(port)]
     process = subprocess.Popen(command, cwd=tmp_path_factory.mktemp("valkey"), stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
@@ -444,9 +409,14 @@ def queue_urls(made, tmp_path_factory):
     urls = {
         role: (made / f"{role}_queue_url").read_text() for role in ("service", "train", "publish", "sweep")
     }
-    yield {role: url.replace("@valkey:6379", f"@127.0.0.1:{port}") for role, url in urls.items()} | {
-        "nobody": f"redis://127.0.0.1:{port}/0"
-    }
+    with tls_front(made, "valkey", port) as front:
+        yield {
+            role: url.replace("@valkey:6379", f"@valkey:{front}").replace("/etc/sluice", str(made))
+            for role, url in urls.items()
+        } | {
+            "nobody": f"rediss://valkey:{front}/0?ssl_ca_certs={made}/ca.crt",
+            "plain": f"redis://127.0.0.1:{port}/0",
+        }
     process.terminate()
     process.wait(10)
 
