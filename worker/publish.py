@@ -103,7 +103,7 @@ class Publisher:
         mine = insert(SigningKey).values(id=self.signer.key_id, public=self.signer.public)
         with self.engine.begin() as connection:
             connection.execute(mine.on_conflict_do_nothing())
-        self.renew()
+        self.renew(own_key=True)
 
     def run(self, id: uuid.UUID) -> bool:
         """Does what is due for a release, if anything; True if it should be rung for again."""
@@ -306,15 +306,18 @@ class Publisher:
         for path in [ATTESTATION, *sorted(attest.paths(row.formats))]:
             self.public.remove(row.id, row.digest or b"", path)
 
-    def renew(self) -> None:
-        """A new list if there is none, or the last is a day old or of another key."""
+    def renew(self, *, own_key: bool = False) -> None:
+        """A new list if there is none, or the last is a day old; at the start also if it is of another key.
+
+        Not whenever a message asks: between two publishers with different keys lists would never end.
+        """
         newest = select(Revocations).order_by(Revocations.number.desc()).limit(1)
         with Session(self.engine) as session, session.begin():
             _alone(session)
             last = session.scalars(newest).one_or_none()
             if last is not None and last.at > datetime.now(UTC) - FRESH:
                 [signature] = json.loads(last.envelope)["signatures"]
-                if signature["keyid"] == self.signer.key_id:
+                if not own_key or signature["keyid"] == self.signer.key_id:
                     return
             self._append_list(session)
 
@@ -410,8 +413,8 @@ def register(app: Celery, publisher: Publisher) -> None:
     def revocations(*_: object, **__: object) -> None:
         publisher.renew()
 
-    app.task(run, name="publish.run")
-    app.task(revocations, name="publish.revocations")
+    app.task(run, name="publish.run", shared=False)
+    app.task(revocations, name="publish.revocations", shared=False)
 
 
 def make_publisher(settings: PublishSettings) -> Publisher:

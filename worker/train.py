@@ -42,7 +42,7 @@ def register(app: Celery, trainer: Trainer, checker: Checker) -> None:
             if do(asked):
                 ring(app, name, asked)
 
-        app.task(task, name=name)
+        app.task(task, name=name, shared=False)
 
     answer("train.run", trainer.run)
     answer("train.check", checker.check)

@@ -157,6 +157,7 @@ class Valkey:
             f"appendonly {'yes' if self.durable else 'no'}",
             "appendfsync always",  # everysec may hold writes back behind a slow disk, and lose them to a kill
             "maxmemory-policy noeviction",  # a queue never drops a message
+            "proto-max-bulk-len 1mb",  # the least there is: a message is a few hundred bytes
             "user default off",
             *users,
         ]

@@ -435,7 +435,7 @@ def refused(url, *command):
 def test_worker_hears_who_rings(queue_urls, queue, sender):
     sent = uuid4()
     with bell(queue, queue_urls[sender]) as sending:
-        ring(sending, "work", sent)
+        ring(sending, f"{queue}.run", sent)
     heard = []
     with bell(queue, queue_urls[queue]) as app, app.connection_for_read() as connection:
         channel = connection.channel()
