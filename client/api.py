@@ -321,6 +321,20 @@ class Sluice:
     def revoke_key(self, id: str) -> None:
         self._call("DELETE", f"/v1/admin/keys/{_part(id)}")
 
+    # -- teams
+
+    def teams(self) -> list[Json]:
+        found: list[Json] = self._call("GET", "/v1/admin/teams")
+        return found
+
+    def add_team(self, name: str) -> Json:
+        return self._post("/v1/admin/teams", {"name": name})
+
+    def move_person(self, id: str, team: str | None, *, datasets: bool = False) -> Json:
+        """Puts a person into a team, or into none; `datasets`: those of no team go with them."""
+        body = {"team": team, "datasets": datasets}
+        return self._post(f"/v1/admin/people/{_part(id)}/team", body, again=True)
+
     # -- the wire
 
     def _get(self, path: str, **query: Any) -> Json:

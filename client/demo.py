@@ -89,14 +89,18 @@ class Demo:
         with self.stage("PostgreSQL, Valkey, SeaweedFS, the service and its workers start on this machine"):
             self.stack.start()
             self.admin = self.client(self.stack.first_key or "")
-            self.curator, self.second = self.person("carla", "curator"), self.person("dora", "curator")
+            team = self.admin.add_team("demo")["id"]
+            self.curator = self.person("carla", "curator", team)
+            self.second = self.person("dora", "curator", team)
             self.analyst = self.person("anna", "analyst")
 
     def client(self, key: str) -> Sluice:
         return self.clients.enter_context(Sluice(self.stack.url, key))
 
-    def person(self, name: str, role: str) -> Sluice:
+    def person(self, name: str, role: str, team: str | None = None) -> Sluice:
         added = self.admin.add_person(name=name, role=role)
+        if team:
+            self.admin.move_person(added["id"], team)
         return self.client(self.admin.add_key(added["id"], label="demo", days=1)["key"])
 
     def register(self) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from client import connection, datasets, jobs, keys, ledger, quote, releases, verify
+from client import connection, datasets, jobs, keys, ledger, quote, releases, teams, verify
 from client.problems import CannotRun
 
 app = typer.Typer(
@@ -33,6 +33,7 @@ app.add_typer(releases.app, name="releases")
 app.command("verify")(verify.command)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(keys.people, name="people")
+app.add_typer(teams.app, name="teams")
 app.add_typer(keys.app, name="keys")
 
 DataOption = Annotated[

@@ -4,7 +4,7 @@ import uuid
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Float, ForeignKey, SmallInteger, Text, func
+from sqlalchemy import BigInteger, FetchedValue, Float, ForeignKey, SmallInteger, Text, func
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -27,6 +27,16 @@ def _now() -> Mapped[datetime]:
     return mapped_column(server_default=func.now())
 
 
+class Team(Base):
+    """People who share datasets, jobs and reviews."""
+
+    __tablename__ = "teams"
+
+    id: Mapped[uuid.UUID] = _id()
+    name: Mapped[str]
+    created_at: Mapped[datetime] = _now()
+
+
 class Person(Base):
     """Somebody who may act. `subject` ties a person to a single sign-on."""
 
@@ -36,6 +46,7 @@ class Person(Base):
     name: Mapped[str]
     role: Mapped[str]
     subject: Mapped[str | None]
+    team_id: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("teams.id"))
     created_at: Mapped[datetime] = _now()
     disabled_at: Mapped[datetime | None]
 
@@ -83,6 +94,8 @@ class Dataset(Base):
 
     id: Mapped[uuid.UUID] = _id()
     owner_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("people.id"))
+    # Set by the database: the team of the owner when the dataset is registered.
+    team_id: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("teams.id"), server_default=FetchedValue())
     name: Mapped[str]
     schema: Mapped[dict[str, Any]]
     nominal_size: Mapped[int]

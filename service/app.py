@@ -20,6 +20,7 @@ from service.limits import Bodies, Rates
 from service.oidc import SingleSignOn
 from service.people import routes as people
 from service.releases import routes as releases
+from service.teams import routes as teams
 
 # Four processes on one machine stay below PostgreSQL's default of 100 connections.
 POOL = 15
@@ -57,7 +58,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.add_middleware(requests.RequestIds, metrics=metrics.install(app))
     routers = (
         health.router, datasets.router, jobs.quotes, jobs.jobs, releases.router, releases.known,
-        budget.router, people.router,
+        budget.router, people.router, teams.router,
     )  # fmt: skip
     for router in routers:
         app.include_router(router)

@@ -9,12 +9,14 @@ from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, iter_route_contexts
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy import ColumnElement, or_, true
 from sqlalchemy.orm import Session
 from starlette.routing import BaseRoute
 
 from core.errors import Forbidden, NotAuthenticated
 from core.ledger import Move
 from core.people import PREFIX, Role, person_of
+from core.tables import Dataset
 from service.oidc import SingleSignOn
 
 # Open to everybody: they tell nothing of datasets, people or budgets.
@@ -33,15 +35,19 @@ class Who:
     id: uuid.UUID
     name: str
     role: Role
+    team: uuid.UUID | None
 
     @property
     def is_admin(self) -> bool:
         return self.role is Role.ADMIN
 
-    @property
-    def is_staff(self) -> bool:
-        """Who works on releases, and does not only read them."""
-        return self.role in (Role.CURATOR, Role.ADMIN)
+    def works_with_dataset(self) -> ColumnElement[bool]:
+        """Which datasets a curator or admin sees; their jobs and releases follow them."""
+        if self.is_admin:
+            return true()
+        own = Dataset.owner_id == self.id
+        # Without a team there is nothing to compare: `team_id = NULL` would be written as `IS NULL`.
+        return own if self.team is None else or_(own, Dataset.team_id == self.team)
 
     def move(self, reason: str) -> Move:
         return Move(actor=self.name, reason=reason)
@@ -73,7 +79,7 @@ def recognised(request: Request, credentials: str) -> tuple[Who, uuid.UUID]:
                 raise _stranger("The key is unknown, expired or revoked; ask an admin for another.")
             person = sign_on.person(session, credentials)
             limited = person.id
-        return Who(id=person.id, name=person.name, role=Role(person.role)), limited
+        return Who(id=person.id, name=person.name, role=Role(person.role), team=person.team_id), limited
 
 
 def _stranger(detail: str) -> NotAuthenticated:

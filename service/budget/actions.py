@@ -41,13 +41,13 @@ class GrantOpen(Problem):
 
 
 def visible(who: Who) -> Select[tuple[Account]]:
-    """An admin sees all accounts, a curator those their checked datasets draw on.
+    """An admin sees all accounts, a curator those that checked datasets of theirs or their team draw on.
 
     A dataset that is not checked only claims its hash: knowing a hash is not having the data.
     """
     if who.role is Role.ADMIN:
         return select(Account)
-    mine = (Dataset.account_id == Account.id, Dataset.owner_id == who.id, Dataset.state == "ready")
+    mine = (Dataset.account_id == Account.id, who.works_with_dataset(), Dataset.state == "ready")
     return select(Account).where(exists().where(*mine))
 
 

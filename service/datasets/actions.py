@@ -8,9 +8,8 @@ from datetime import UTC, datetime
 from sqlalchemy import Select, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from core.errors import NotFound, Problem, WrongState
+from core.errors import Forbidden, NotFound, Problem, WrongState
 from core.faults import Fault
-from core.people import Role
 from core.settings import ServiceSettings
 from core.stores.inbox import Inbox, Part, UploadGone
 from core.tables import Account, Dataset, Job, Review
@@ -37,15 +36,22 @@ class SharesPrivateRecords(Problem):
 
 
 def visible(who: Who) -> Select[tuple[Dataset]]:
-    """A curator sees their own, an admin all; what is deleted is gone for both."""
-    query = select(Dataset).where(Dataset.state != "deleted")
-    return query if who.role is Role.ADMIN else query.where(Dataset.owner_id == who.id)
+    """A curator sees their own and their team's, an admin all; what is deleted is gone for everybody."""
+    return select(Dataset).where(Dataset.state != "deleted", who.works_with_dataset())
 
 
 def find(session: Session, who: Who, id: uuid.UUID) -> Dataset:
     found = session.scalars(visible(who).where(Dataset.id == id)).one_or_none()
     if found is None:
         raise NotFound("No dataset of yours has this id.")
+    return found
+
+
+def find_own(session: Session, who: Who, id: uuid.UUID) -> Dataset:
+    """A dataset to upload into, seal or delete: its owner does that, and no team mate."""
+    found = find(session, who, id)
+    if found.owner_id != who.id:
+        raise Forbidden("Only the owner of a dataset uploads, seals or deletes it.")
     return found
 
 
@@ -115,7 +121,7 @@ def register(session: Session, who: Who, body: NewDataset, caps: ServiceSettings
 
 def begin_upload(session: Session, who: Who, id: uuid.UUID, inbox: Inbox) -> Dataset:
     """Begins, or finds the upload that was begun: a lost client goes on where it stopped."""
-    row = find(session, who, id)
+    row = find_own(session, who, id)
     if row.state == "draft" or (row.state == "uploading" and _gone(row, inbox)):
         upload = inbox.begin(row.object_key)
         mine = update(Dataset).where(
@@ -155,7 +161,7 @@ def seal(session: Session, who: Who, id: uuid.UUID, body: Seal, inbox: Inbox) ->
 
     Whose records these are is found out by reading them later: the answer is the same whatever the claim.
     """
-    row = find(session, who, id)
+    row = find_own(session, who, id)
     sha256 = bytes.fromhex(body.sha256)
     if row.sealed_at is not None and (row.sha256, row.size) == (sha256, body.size):
         if row.state == "checking":  # said again, perhaps because the first time was cut off here
@@ -248,7 +254,7 @@ def _require_nothing_private(session: Session, row: Dataset, body: Decision) -> 
 
 def delete(session: Session, who: Who, id: uuid.UUID, inbox: Inbox) -> None:
     """Hides the dataset; its account and what was spent stay."""
-    row = find(session, who, id)
+    row = find_own(session, who, id)
     uploading = row.state == "uploading"
     # First the row's lock, which a job that starts takes too; then a look for jobs.
     session.execute(update(Dataset).where(Dataset.id == id).values(state="deleted"))

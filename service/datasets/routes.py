@@ -49,7 +49,7 @@ def list_datasets(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Page[DatasetView]:
-    """Your datasets, newest first; an admin sees all."""
+    """Your datasets and those of your team, newest first; an admin sees all."""
     query = actions.visible(who)
     if state is not None:
         query = query.where(Dataset.state == state)
@@ -76,7 +76,7 @@ def begin_upload(id: uuid.UUID, who: Curator, session: SessionDep, request: Requ
 
 @router.get("/{id}/upload")
 def show_upload(id: uuid.UUID, who: Curator, session: SessionDep, request: Request) -> UploadView:
-    return _upload(actions.in_upload(actions.find(session, who, id)), request)
+    return _upload(actions.in_upload(actions.find_own(session, who, id)), request)
 
 
 @router.post("/{id}/upload/urls")
@@ -84,7 +84,7 @@ def sign_parts(
     id: uuid.UUID, body: PartNumbers, who: Curator, session: SessionDep, request: Request
 ) -> SignedParts:
     """Signed addresses to PUT parts to. The bytes go straight to the store and never through this service."""
-    row = actions.in_upload(actions.find(session, who, id))
+    row = actions.in_upload(actions.find_own(session, who, id))
     sign = _inbox(request).sign_part
     signed = [SignedPart(number=n, url=sign(row.object_key, row.upload_id or "", n)) for n in body.numbers]
     return SignedParts(parts=signed, expires_in=SIGNED_SECONDS)

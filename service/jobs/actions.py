@@ -8,8 +8,7 @@ from sqlalchemy import Select, or_, select, update
 from sqlalchemy.orm import Session
 
 from core import ledger
-from core.errors import NotFound, Problem, WrongState
-from core.people import Role
+from core.errors import Forbidden, NotFound, Problem, WrongState
 from core.tables import Account, Dataset, Diagnosis, Entry, Job
 from core.witness import require_level
 from privacy.events import Event, from_dict
@@ -25,8 +24,8 @@ ENDED = ("trained", "failed", "cancelled")
 
 
 def visible(who: Who) -> Select[tuple[Job]]:
-    query = select(Job)
-    return query if who.role is Role.ADMIN else query.where(Job.owner_id == who.id)
+    """The jobs on the datasets that this person works with."""
+    return select(Job).where(Job.dataset_id.in_(select(Dataset.id).where(who.works_with_dataset())))
 
 
 def find(session: Session, who: Who, id: uuid.UUID) -> Job:
@@ -38,7 +37,8 @@ def find(session: Session, who: Who, id: uuid.UUID) -> Job:
 
 def diagnosis(session: Session, who: Who, id: uuid.UUID, *, kept: bool) -> Diagnosis:
     """What the job's owner, and nobody else, may know of how it learnt; nothing where the site keeps none."""
-    find(session, who, id)
+    if find(session, who, id).owner_id != who.id:
+        raise Forbidden("Diagnostics are facts about records, for the person who started the job alone.")
     if not kept:
         raise NotFound(
             "Diagnostics are off at this site: they are facts about records that no budget is charged for. "
@@ -211,6 +211,8 @@ def start(session: Session, who: Who, made: Offer) -> Job:
 def cancel(session: Session, who: Who, id: uuid.UUID) -> Job:
     """Before records are opened the charge is given back; after that the job stops and the charge stays."""
     job = find(session, who, id)
+    if not who.is_admin and job.owner_id != who.id:
+        raise Forbidden("Only the person who started a job, or an admin, cancels it.")
     untouched = (
         update(Job)
         .where(Job.id == id, Job.state == "queued", Job.opened_at.is_(None))

@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
 from starlette.status import HTTP_202_ACCEPTED
 
-from core.errors import NotAuthenticated
+from core.errors import NotAuthenticated, NotFound
 from core.queue import ring
 from core.tables import Job
 from service import replies
@@ -69,7 +69,7 @@ def list_jobs(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Page[JobView]:
-    """Your jobs, newest first; an admin sees all."""
+    """Jobs on your datasets and those of your team, newest first; an admin sees all."""
     query = actions.visible(who)
     if state is not None:
         query = query.where(Job.state == state)
@@ -122,7 +122,10 @@ async def _follow(request: Request, id: uuid.UUID) -> AsyncIterator[str]:
         except NotAuthenticated:
             return None
         with Session(request.app.state.engine) as session:
-            return JobView.of(actions.find(session, who, id))
+            try:
+                return JobView.of(actions.find(session, who, id))
+            except NotFound:  # moved to another team meanwhile
+                return None
 
     last = None
     while not await request.is_disconnected():

@@ -28,11 +28,15 @@ class PersonView(View):
     id: uuid.UUID
     name: str
     role: Role
+    team: uuid.UUID | None
     disabled: bool
 
     @classmethod
     def of(cls, row: Person) -> "PersonView":
-        return cls(id=row.id, name=row.name, role=Role(row.role), disabled=row.disabled_at is not None)
+        return cls(
+            id=row.id, name=row.name, role=Role(row.role), team=row.team_id,
+            disabled=row.disabled_at is not None,
+        )  # fmt: skip
 
 
 class NewKey(Body):

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Select, and_, delete, or_, select
+from sqlalchemy import ColumnElement, Select, and_, delete, false, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from core.errors import Forbidden, NotFound, Problem, WrongState
+from core.people import Role
 from core.stores.shelf import SIGNED_SECONDS, Shelf, public_key
 from core.tables import Account, Approval, Dataset, Job, Person, Reader, Release
 from core.witness import require_level
@@ -54,13 +55,21 @@ class Withdrawn(Problem):
 
 
 def visible(who: Who) -> Select[tuple[Release]]:
-    """Curators and admins see all; an analyst what was published to them, and that it was withdrawn."""
-    if who.is_staff:
-        return select(Release)
+    """Everybody sees what was published to them, and that it was withdrawn; drafts only who works on them."""
     granted = select(Reader.release_id).where(Reader.person_id == who.id)
-    return select(Release).where(
+    published = and_(
         Release.published_at.is_not(None),
         or_(Release.audience == "everyone", Release.id.in_(granted)),
+    )
+    return select(Release).where(or_(published, works_on(who)))
+
+
+def works_on(who: Who) -> ColumnElement[bool]:
+    """The releases that a person may draft, review and approve: those of the datasets they work with."""
+    if who.role is Role.ANALYST:
+        return false()
+    return Release.job_id.in_(
+        select(Job.id).join(Dataset, Dataset.id == Job.dataset_id).where(who.works_with_dataset())
     )
 
 
@@ -79,14 +88,14 @@ def find(session: Session, who: Who, id: uuid.UUID) -> Release:
 
 def viewed(session: Session, who: Who, rows: Sequence[Release]) -> list[ReleaseView]:
     """Releases as this person may see them."""
-    given: dict[uuid.UUID, list[ApprovalView]] = {row.id: [] for row in rows}
-    if who.is_staff:
-        approvals = select(Approval).where(Approval.release_id.in_(given)).order_by(Approval.at)
-        for each in session.scalars(approvals):
-            given[each.release_id].append(
-                ApprovalView(person=each.person_id, digest=each.digest.hex(), note=each.note, at=each.at)
-            )
-    return [ReleaseView.of(row, who, given[row.id]) for row in rows]
+    worked_on = select(Release.id).where(Release.id.in_([row.id for row in rows]), works_on(who))
+    given: dict[uuid.UUID, list[ApprovalView]] = {id: [] for id in session.scalars(worked_on)}
+    approvals = select(Approval).where(Approval.release_id.in_(given)).order_by(Approval.at)
+    for each in session.scalars(approvals):
+        given[each.release_id].append(
+            ApprovalView(person=each.person_id, digest=each.digest.hex(), note=each.note, at=each.at)
+        )
+    return [ReleaseView.of(row, given.get(row.id)) for row in rows]
 
 
 def draft(session: Session, who: Who, body: NewRelease, *, reviewers: int) -> Release:
@@ -117,7 +126,7 @@ def draft(session: Session, who: Who, body: NewRelease, *, reviewers: int) -> Re
 
 def review(session: Session, who: Who, id: uuid.UUID) -> ReviewView:
     """Where a release comes from, for whoever may approve it: declared facts and costs, nothing measured."""
-    row = find(session, who, id)
+    row = _found_to_review(session, who, id)
     jobs = [_reviewed(session, job) for job in _chain(session, row.job_id)]
     return ReviewView(
         release=row.id, name=row.name, state=row.state, author=session.get_one(Person, row.author_id).name,
@@ -144,9 +153,9 @@ def _reviewed(session: Session, job: Job) -> ReviewedJob:
 
 def approve(session: Session, who: Who, id: uuid.UUID, *, digest: str, note: str) -> Release:
     """One person's yes to these very bytes. Saying it twice changes nothing."""
-    row = find(session, who, id)
+    row = _found_to_review(session, who, id)
     if row.reviewers > 1 and row.author_id == who.id:
-        raise AuthorCannotApprove("Ask another curator or an admin to look at it and approve.")
+        raise AuthorCannotApprove("Ask somebody of your team, or an admin, to look at it and approve.")
     row = _locked(session, id)
     if row.state not in ("in_review", "approved"):
         raise WrongState("Only a release in review can be approved.", state=row.state)
@@ -254,8 +263,15 @@ def _standing(row: Release) -> Release:
     return row
 
 
-def _authored(session: Session, who: Who, id: uuid.UUID) -> Release:
+def _found_to_review(session: Session, who: Who, id: uuid.UUID) -> Release:
     row = find(session, who, id)
+    if session.scalars(select(Release.id).where(Release.id == id, works_on(who))).one_or_none() is None:
+        raise Forbidden("Only the team of its dataset, or an admin, reviews a release.")
+    return row
+
+
+def _authored(session: Session, who: Who, id: uuid.UUID) -> Release:
+    row = _found_to_review(session, who, id)
     if not who.is_admin and row.author_id != who.id:
         raise Forbidden("Only its author or an admin may do this.")
     return row

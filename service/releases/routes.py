@@ -41,11 +41,11 @@ State = Literal[
 def draft(
     body: NewRelease, who: Curator, session: SessionDep, request: Request, key: IdempotencyKey = None
 ) -> ReleaseView:
-    """Ask for a bundle of samples and the synthesizer of one of your trained jobs. Costs nothing more."""
+    """Ask for a bundle of samples and the synthesizer of a trained job of your team. Costs nothing more."""
 
     def make() -> ReleaseView:
         reviewers = request.app.state.settings.reviewers
-        return ReleaseView.of(actions.draft(session, who, body, reviewers=reviewers), who, [])
+        return ReleaseView.of(actions.draft(session, who, body, reviewers=reviewers), [])
 
     told = replies.once(session, who, key, body, ReleaseView, make)
     _ring(request, told.id)
@@ -62,14 +62,14 @@ def list_releases(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Page[ReleaseView]:
-    """The catalogue, newest first: what was published to you; curators and admins see all."""
+    """The catalogue, newest first: what was published to you, and releases of datasets you work with."""
     query = actions.visible(who)
     if search:
         query = actions.searched(query, search)
     if state is not None:
         query = query.where(Release.state == state)
-    if job is not None and who.is_staff:
-        query = query.where(Release.job_id == job)
+    if job is not None:
+        query = query.where(Release.job_id == job, actions.works_on(who))
     rows, following = page(session, query, Release.created_at, Release.id, limit=limit, cursor=cursor)
     return Page(items=actions.viewed(session, who, rows), next=following)
 

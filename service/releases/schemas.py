@@ -9,7 +9,6 @@ from pydantic import Field
 from core.tables import Account, Dataset, Job, Release
 from privacy import owners
 from privacy.relation import Relation
-from service.auth import Who
 from service.datasets.schemas import Budget, Text, Whole
 from service.deps import Body, View
 from service.jobs.schemas import Readings
@@ -115,7 +114,7 @@ class ReleaseView(View):
     state: str
     fault: str | None
     author: uuid.UUID
-    job: uuid.UUID | None = Field(description="For curators and admins.")
+    job: uuid.UUID | None = Field(description="For those who work with its dataset.")
     audience: str
     reviewers: int = Field(description="People it takes: 2, or 1 at a site of one person.")
     count: int
@@ -133,7 +132,7 @@ class ReleaseView(View):
     together: Together | None = Field(
         description="Of a relay: the sums for a person whose records are with all of its owners."
     )
-    approvals: list[ApprovalView] = Field(description="For curators and admins.")
+    approvals: list[ApprovalView] = Field(description="For those who work with its dataset.")
     reason: str | None = Field(description="Why it was withdrawn.")
     created_at: datetime
     built_at: datetime | None
@@ -141,12 +140,13 @@ class ReleaseView(View):
     withdrawn_at: datetime | None
 
     @classmethod
-    def of(cls, row: Release, who: Who, approvals: list[ApprovalView]) -> "ReleaseView":
+    def of(cls, row: Release, approvals: list[ApprovalView] | None) -> "ReleaseView":
+        """`approvals` are given to those who work on the release; the job is named to nobody else."""
         shown = row.state not in ("withdrawing", "withdrawn")
         return cls(
             id=row.id, kind="images" if row.formats else "classifier", name=row.name, note=row.note,
             licence=row.licence, state=row.state, fault=row.fault,
-            author=row.author_id, job=row.job_id if who.is_staff else None, audience=row.audience,
+            author=row.author_id, job=None if approvals is None else row.job_id, audience=row.audience,
             reviewers=row.reviewers, count=row.count, seed=row.seed, formats=row.formats,
             supersedes=row.supersedes, progress=Drawn(done=row.done, count=row.count),
             digest=row.digest.hex() if row.digest else None,
@@ -154,7 +154,7 @@ class ReleaseView(View):
             manifest=row.manifest if shown else None, privacy=row.privacy,
             owners=[OwnerView.model_validate(each) for each in owners.of(row.privacy)] if row.privacy else [],
             together=owners.together(row.privacy) if row.privacy else None,
-            approvals=approvals if who.is_staff else [], reason=row.reason, created_at=row.created_at,
+            approvals=approvals or [], reason=row.reason, created_at=row.created_at,
             built_at=row.built_at, published_at=row.published_at, withdrawn_at=row.withdrawn_at,
         )  # fmt: skip
 

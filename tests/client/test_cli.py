@@ -636,6 +636,18 @@ def test_people_and_their_keys(site, sluice, told):
     assert "nobody here is called nobody" in err
 
 
+def test_teams_and_who_is_in_them(site, sluice, told):
+    name = f"team-{site.names['carl']}"
+    made = told("teams", "add", name, key=site.admin)
+    assert made in told("teams", "list", key=site.admin)
+    assert told("teams", "move", site.names["carl"], name, key=site.admin)["team"] == made["id"]
+    code, out, _ = sluice("teams", "list", key=site.admin)
+    assert (code, name in out) == (0, True)
+    assert told("teams", "move", site.names["carl"], key=site.admin)["team"] is None
+    code, _, err = sluice("teams", "move", site.names["carl"], "none-such", key=site.admin)
+    assert (code, "no team is called none-such" in err) == (1, True)
+
+
 # -- what is the same everywhere
 
 AT_HOME = {("releases", "verify"), ("releases", "sample"), ("releases", "classify")}  # these ask nobody
@@ -643,7 +655,7 @@ AT_HOME = {("releases", "verify"), ("releases", "sample"), ("releases", "classif
 
 def test_every_command_has_json_and_the_connection():
     groups = typer.main.get_command(app).commands
-    for group in ("datasets", "jobs", "releases", "ledger", "people", "keys"):
+    for group in ("datasets", "jobs", "releases", "ledger", "people", "keys", "teams"):
         for name, command in groups[group].commands.items():
             options = {option for each in command.params for option in each.opts}
             assert ({"--json"} if (group, name) in AT_HOME else {"--json", "--url", "--key"}) <= options, name

@@ -30,7 +30,7 @@ PROGRESS = {
 # role → table → rights over whole tables, all of them.
 RIGHTS = {
     "service": dict.fromkeys(
-        ("people", "keys", "entries", "datasets", "reviews", "jobs", "grants", "replies"), ADD
+        ("people", "keys", "entries", "datasets", "reviews", "jobs", "grants", "replies", "teams"), ADD
     )
     | dict.fromkeys(("accounts", "witness", "signing_keys", "revocations", "diagnostics"), SEE)
     | {"releases": ADD, "approvals": ADD, "readers": ADD | {"DELETE"}},
@@ -51,9 +51,9 @@ RIGHTS = {
 # role → table → the columns it may change, all of them.
 COLUMNS = {
     "service": {
-        "people": {"disabled_at", "role"},
+        "people": {"disabled_at", "role", "team_id"},
         "keys": {"revoked_at"},
-        "datasets": {"state", "fault", "upload_id", "size", "sha256", "sealed_at"},
+        "datasets": {"state", "fault", "upload_id", "size", "sha256", "sealed_at", "team_id"},
         "jobs": {"state", "fault", "finished_at", "cancel_asked_at"},
         "grants": {"state", "decided_by", "decided_at"},
         "replies": {"status", "body"},
@@ -100,7 +100,7 @@ COLUMNS = {
 TABLES = {
     "people", "keys", "accounts", "reviews", "datasets", "jobs", "entries", "grants", "replies", "witness",
     "parts", "alembic_version", "releases", "approvals", "readers", "signing_keys", "revocations",
-    "diagnostics",
+    "diagnostics", "teams",
 }  # fmt: skip
 ALL_RIGHTS = ["SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER"]
 

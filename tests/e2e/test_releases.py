@@ -63,6 +63,9 @@ def people(start, tmp_path):
         key = found["ada"].told("keys", "add", name)["key"]
         found[name] = Person(url, key, tmp_path / name)
         found[name].id = added["id"]
+    found["ada"].told("teams", "add", "digits")
+    for name in ("carla", "dora"):
+        found["ada"].told("teams", "move", name, "digits")
     return found
 
 

@@ -110,17 +110,25 @@ class House:
         return Caller(name, id, key, http)
 
     def populate(self) -> None:
-        for name in ("admin2", "curator", "curator2", "analyst", "revoked", "expired", "disabled"):
-            role = {"revoked": "curator", "expired": "curator", "disabled": "curator"}.get(
-                name, name.rstrip("2")
-            )
-            self.people[name] = self.person(role, name)
+        curators = ("curator", "mate", "curator2", "revoked", "expired", "disabled")
+        for name in ("admin2", *curators, "analyst"):
+            self.people[name] = self.person("curator" if name in curators else name.rstrip("2"), name)
         self.people["admin"] = self.person("admin", "admin1")
         now = datetime.now(UTC)
         self.sql("UPDATE keys SET revoked_at = %s WHERE person_id = %s", now, self.revoked.id)
         late = now - timedelta(seconds=1)
         self.sql("UPDATE keys SET expires_at = %s WHERE person_id = %s", late, self.expired.id)
         self.sql("UPDATE people SET disabled_at = %s WHERE id = %s", now, self.disabled.id)
+        self.team(self.curator, self.mate)
+        self.team(self.curator2)
+
+    def team(self, *members: Caller) -> str:
+        """A new team of these people; gives its id."""
+        id = uuid.uuid4()
+        self.sql("INSERT INTO teams (id, name) VALUES (%s, %s)", id, f"team-{id.hex[:8]}")
+        for who in members:
+            self.sql("UPDATE people SET team_id = %s WHERE id = %s", id, who.id)
+        return str(id)
 
     # -- the other processes, by their own database roles
 

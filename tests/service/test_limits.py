@@ -93,6 +93,8 @@ def bodies(dataset: str) -> dict[str, tuple[str, dict]]:
         "POST /v1/admin/witness/acknowledge": {"generation": 1, "reason": "restored"},
         "POST /v1/admin/people": {"name": "p", "role": "analyst"},
         "POST /v1/admin/people/{id}/keys": {"label": "l", "days": 1},
+        "POST /v1/admin/people/{id}/team": {"team": str(uuid.uuid4()), "datasets": False},
+        "POST /v1/admin/teams": {"name": "t"},
         "POST /v1/releases": {"job": str(uuid.uuid4()), "name": "r", "note": "n", "licence": "CC0-1.0",
                               "count": 9, "seed": 1, "formats": ["npz"], "audience": "granted",
                               "supersedes": dataset},

@@ -16,7 +16,7 @@ from service.app import create_app
 from service.auth import OPEN, authenticated
 from tests.service.house import BUDGET, IMAGES, PLAN, House
 
-# Each row: what an analyst, another curator, an admin and the owner are told, in this order.
+# Each row: what an analyst, a curator of another team, an admin and the owner are told, in this order.
 # Whoever has no good key is told 401 everywhere but at the open routes.
 TABLE: dict[str, tuple[int, int, int, int]] = {
     "GET /healthz": (200, 200, 200, 200),
@@ -42,17 +42,17 @@ TABLE: dict[str, tuple[int, int, int, int]] = {
     "GET /v1/jobs/{id}/diagnostics": (403, 404, 403, 200),
     "POST /v1/releases": (403, 404, 403, 202),
     "GET /v1/releases": (200, 200, 200, 200),
-    "GET /v1/releases/{id}": (404, 200, 200, 200),  # not granted to the analyst
-    "GET /v1/releases/{id}/preview": (404, 200, 200, 200),
-    "GET /v1/releases/{id}/review": (403, 200, 200, 200),
-    "POST /v1/releases/{id}/approve": (403, 200, 200, 403),  # the owner is its author
-    "POST /v1/releases/{id}/rebuild": (403, 403, 202, 409),  # built anew by then
-    "POST /v1/releases/{id}/discard": (403, 403, 200, 409),
-    "POST /v1/releases/{id}/publish": (403, 403, 202, 202),
-    "POST /v1/releases/{id}/withdraw": (403, 403, 202, 202),
-    "POST /v1/releases/{id}/readers": (403, 403, 200, 200),
-    "DELETE /v1/releases/{id}/readers/{person}": (403, 403, 204, 204),
-    "POST /v1/releases/{id}/downloads": (404, 200, 200, 200),
+    "GET /v1/releases/{id}": (404, 404, 200, 200),  # granted to neither
+    "GET /v1/releases/{id}/preview": (404, 404, 200, 200),
+    "GET /v1/releases/{id}/review": (403, 404, 200, 200),
+    "POST /v1/releases/{id}/approve": (403, 404, 200, 403),  # the owner is its author
+    "POST /v1/releases/{id}/rebuild": (403, 404, 202, 409),  # built anew by then
+    "POST /v1/releases/{id}/discard": (403, 404, 200, 409),
+    "POST /v1/releases/{id}/publish": (403, 404, 202, 202),
+    "POST /v1/releases/{id}/withdraw": (403, 404, 202, 202),
+    "POST /v1/releases/{id}/readers": (403, 404, 200, 200),
+    "DELETE /v1/releases/{id}/readers/{person}": (403, 404, 204, 204),
+    "POST /v1/releases/{id}/downloads": (404, 404, 200, 200),
     "GET /.well-known/sluice-keys.json": (200, 200, 200, 200),
     "GET /.well-known/sluice-revocations.json": (200, 200, 200, 200),
     "GET /v1/admin/ledger": (403, 403, 200, 403),
@@ -70,6 +70,41 @@ TABLE: dict[str, tuple[int, int, int, int]] = {
     "GET /v1/admin/people/{id}/keys": (403, 403, 200, 403),
     "POST /v1/admin/people/{id}/keys": (403, 403, 201, 403),
     "DELETE /v1/admin/keys/{id}": (403, 403, 204, 403),
+    "GET /v1/admin/teams": (403, 403, 200, 403),
+    "POST /v1/admin/teams": (403, 403, 201, 403),
+    "POST /v1/admin/people/{id}/team": (403, 403, 200, 403),
+}
+# What a curator of the owner's team is told, where it differs from a curator of another team.
+MATES: dict[str, int] = {
+    "GET /v1/datasets/{id}": 200,
+    "DELETE /v1/datasets/{id}": 403,
+    "POST /v1/datasets/{id}/upload": 403,
+    "GET /v1/datasets/{id}/upload": 403,
+    "POST /v1/datasets/{id}/upload/urls": 403,
+    "POST /v1/datasets/{id}/seal": 403,
+    "GET /v1/datasets/{id}/budget": 200,
+    "POST /v1/quotes": 200,
+    "POST /v1/jobs": 202,
+    "GET /v1/jobs/{id}": 200,
+    "GET /v1/jobs/{id}/events": 200,
+    "POST /v1/jobs/{id}/cancel": 403,
+    "GET /v1/jobs/{id}/diagnostics": 403,
+    "POST /v1/releases": 202,
+    "GET /v1/releases/{id}": 200,
+    "GET /v1/releases/{id}/preview": 200,
+    "GET /v1/releases/{id}/review": 200,
+    "POST /v1/releases/{id}/approve": 200,
+    "POST /v1/releases/{id}/rebuild": 403,
+    "POST /v1/releases/{id}/discard": 403,
+    "POST /v1/releases/{id}/publish": 403,
+    "POST /v1/releases/{id}/withdraw": 403,
+    "POST /v1/releases/{id}/readers": 403,
+    "DELETE /v1/releases/{id}/readers/{person}": 403,
+    "POST /v1/releases/{id}/downloads": 200,
+    "GET /v1/admin/ledger/{account}/grants": 200,
+    "POST /v1/admin/ledger/{account}/grants": 409,  # the admin's is open by then
+    "POST /v1/admin/ledger/{account}/grants/{grant}/confirm": 409,  # the admin did by then
+    "POST /v1/admin/ledger/{account}/grants/{grant}/withdraw": 200,
 }
 OPEN_ROUTES = {
     "GET /healthz", "GET /readyz", "GET /metrics", "GET /.well-known/sluice-keys.json",
@@ -132,6 +167,7 @@ def test_every_role_at(operation, house, ready):
     assert [told(who) for who in strangers] == [200 if operation in OPEN_ROUTES else 401] * 4
     # Those who may not come first, so that what they tried would show in what the others are told.
     expected = dict(zip(("analyst", "curator2", "admin", "curator"), TABLE[operation], strict=True))
+    expected["mate"] = MATES.get(operation, expected["curator2"])
     order = sorted(expected, key=lambda name: expected[name] not in (403, 404))
     assert {name: told(house.people[name]) for name in order} == expected
 
@@ -173,6 +209,11 @@ def concrete(house: House, verb: str, path: str, ready: dict) -> tuple[str, dict
             given["grant"], body = proposed.json()["id"], None
     elif path.endswith("/acknowledge"):
         body = {"generation": 1, "reason": "restored"}
+    elif path == "/v1/admin/teams":
+        body = {"name": f"t{uuid.uuid4().hex}"} if verb == "POST" else None
+    elif path.endswith("/team"):
+        given["id"] = str(house.person("curator").id)
+        body = {"team": house.team()}
     elif path == "/v1/admin/people":
         body = {"name": f"p{uuid.uuid4().hex}", "role": "analyst"} if verb == "POST" else None
     elif path.startswith("/v1/admin/people/{id}"):

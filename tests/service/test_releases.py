@@ -98,11 +98,11 @@ def test_four_eyes_then_published(house, reviewed):
     id, digest = reviewed
     assert act(house.curator, id, "publish") == (409, "not-approved")
     assert act(house.curator, id, "approve", digest=digest) == (403, "author-cannot-approve")
-    assert act(house.curator2, id, "approve", digest=digest) == (200, "approved")
-    assert act(house.curator2, id, "approve", digest=digest) == (200, "approved")  # safe to repeat
+    assert act(house.mate, id, "approve", digest=digest) == (200, "approved")
+    assert act(house.mate, id, "approve", digest=digest) == (200, "approved")  # safe to repeat
     [approval] = house.curator.get(f"/v1/releases/{id}").json()["approvals"]
-    assert (approval["person"], approval["digest"]) == (str(house.curator2.id), digest)
-    assert act(house.curator2, id, "publish") == (403, "forbidden")
+    assert (approval["person"], approval["digest"]) == (str(house.mate.id), digest)
+    assert act(house.mate, id, "publish") == (403, "forbidden")
     assert act(house.curator, id, "publish") == (202, "publishing")
     house.put(id)
     assert act(house.curator, id, "publish") == (202, "published")
@@ -121,7 +121,7 @@ def test_temporary_tables_do_not_stand_in_for_a_review(role, house, reviewed):
         " VALUES (%(id)s, decode(%(digest)s, 'hex'), %(author)s, '')"
     )
     publish = "UPDATE public.releases SET state = 'approved' WHERE id = %(id)s"
-    given = {"id": id, "digest": digest, "author": house.curator.id, "other": house.curator2.id}
+    given = {"id": id, "digest": digest, "author": house.curator.id, "other": house.mate.id}
     refusals = (psycopg.errors.RestrictViolation, psycopg.errors.InsufficientPrivilege)
     for statement in (approve, publish):
         with psycopg.connect(house.url(role)) as connection:
@@ -163,7 +163,7 @@ def test_an_approval_by_the_author_is_refused_by_the_database_too(house, reviewe
     with pytest.raises(psycopg.errors.RestrictViolation, match="author"):
         house.sql(approve, id, bytes.fromhex(digest), house.curator.id, role="service")
     with pytest.raises(psycopg.errors.RestrictViolation, match="under review"):
-        house.sql(approve, id, bytes(32), house.curator2.id, role="service")
+        house.sql(approve, id, bytes(32), house.mate.id, role="service")
 
 
 def test_a_bundle_under_review_is_not_exchanged(house, reviewed):
@@ -177,7 +177,7 @@ def test_approval_and_rebuild_at_once_never_leave_an_approved_old_bundle(house, 
         id = house.draft(house.curator, job)["id"]
         digest = house.built(id)
         with ThreadPoolExecutor(2) as pool:
-            yes = pool.submit(act, house.curator2, id, "approve", digest=digest)
+            yes = pool.submit(act, house.mate, id, "approve", digest=digest)
             anew = pool.submit(act, house.curator, id, "rebuild")
             assert anew.result() == (202, "building")
             assert yes.result() in ((200, "approved"), (409, "wrong-state"))
@@ -250,11 +250,11 @@ def test_search_finds_by_name_and_note_and_takes_signs_literally(house, job):
 
 def test_preview_and_files_are_there_for_reviewers_and_later_for_readers(house, job):
     id = house.draft(house.curator, job, audience="everyone")["id"]
-    assert house.curator2.get(f"/v1/releases/{id}/preview").json()["slug"] == "wrong-state"
+    assert house.mate.get(f"/v1/releases/{id}/preview").json()["slug"] == "wrong-state"
     digest = house.built(id)
-    answer = house.curator2.get(f"/v1/releases/{id}/preview")
+    answer = house.mate.get(f"/v1/releases/{id}/preview")
     assert (answer.headers["content-type"], answer.content) == ("image/png", b"a picture")
-    told = house.curator2.get(f"/v1/releases/{id}").json()
+    told = house.mate.get(f"/v1/releases/{id}").json()
     assert told["digest"] == digest
     assert told["privacy"] == STATED
     assert (told["owners"], told["together"]) == ([STATED], None)
@@ -290,7 +290,7 @@ def test_an_approver_sees_job_dataset_and_source_of_another_curator(house):
     [(account,)] = house.sql("SELECT account_id FROM datasets WHERE id = %s", target["id"])
     confirm_larger_budget(house, account, 12.0)
     own = house.curator.get(f"/v1/jobs/{job}").json()
-    for who in (house.curator2, house.admin, house.curator):
+    for who in (house.mate, house.admin, house.curator):
         answer = who.get(f"/v1/releases/{id}/review")
         told = answer.json()
         assert (told["release"], told["digest"], told["state"]) == (id, digest, "in_review")
@@ -302,7 +302,7 @@ def test_an_approver_sees_job_dataset_and_source_of_another_curator(house):
         for measured in ("clamped", "loss", "report", "svg"):  # what was measured is for its owner
             assert measured not in answer.text
     assert house.analyst.get(f"/v1/releases/{id}/review").status_code == 403
-    assert house.curator2.get(f"/v1/releases/{uuid.uuid4()}/review").status_code == 404
+    assert house.mate.get(f"/v1/releases/{uuid.uuid4()}/review").status_code == 404
 
 
 def confirm_larger_budget(house, account, epsilon):

@@ -1,0 +1,1 @@
+"""Teams: people who share datasets, jobs and reviews."""
