@@ -19,7 +19,9 @@ from service.jobs import routes as jobs
 from service.limits import Bodies, Rates
 from service.oidc import SingleSignOn
 from service.people import routes as people
+from service.refreshed import Refreshed
 from service.releases import routes as releases
+from service.routing import require_one_thread
 from service.teams import routes as teams
 
 # Four processes on one machine stay below PostgreSQL's default of 100 connections.
@@ -28,6 +30,8 @@ POOL = 15
 
 def create_app(settings: ServiceSettings) -> FastAPI:
     engine = connect(str(settings.database_url), pool_size=POOL)
+    # Of their own, so that health and well-known answers do not wait for the routes' connections.
+    apart = connect(str(settings.database_url), pool_size=1)
     store = s3.client_for(settings)
     queue = str(settings.queue_url)
 
@@ -35,6 +39,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         engine.dispose()
+        apart.dispose()
         store.close()
 
     app = FastAPI(
@@ -48,6 +53,9 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     )
     app.state.settings = settings
     app.state.engine = engine
+    app.state.readiness = health.readiness(settings, apart)
+    app.state.known_keys = Refreshed(lambda: releases.signing_keys(apart))
+    app.state.known_revocations = Refreshed(lambda: releases.newest_revocations(apart))
     app.state.inbox = Inbox(store, settings.private_bucket)
     app.state.shelf = Shelf(store, settings.public_bucket)
     app.state.bells = {"train": bell("train", queue), "publish": bell("publish", queue)}
@@ -63,4 +71,5 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     for router in routers:
         app.include_router(router)
     app.state.permissions = auth.permissions(app.routes)
+    require_one_thread(app.routes)
     return app

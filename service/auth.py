@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+from anyio import to_thread
 from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, iter_route_contexts
@@ -53,13 +54,20 @@ class Who:
         return Move(actor=self.name, reason=reason)
 
 
-def authenticated(
-    request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
-) -> Who:
+async def authenticate(request: Request) -> Who:
+    """Who sent the request. Called by service.routing.Route before the body is read."""
+    given = await _bearer(request)
     if given is None:
         raise _stranger("Send the header Authorization: Bearer KEY.")
-    who, limited = recognised(request, given.credentials)
+    who, limited = await to_thread.run_sync(recognised, request, given.credentials)
     request.app.state.rates.count(limited)
+    return who
+
+
+async def authenticated(
+    request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+) -> Who:
+    who: Who = request.state.who
     return who
 
 
@@ -92,7 +100,7 @@ class May:
     def __init__(self, *roles: Role) -> None:
         self.roles = frozenset(roles)
 
-    def __call__(self, who: Annotated[Who, Depends(authenticated)]) -> Who:
+    async def __call__(self, who: Annotated[Who, Depends(authenticated)]) -> Who:
         if who.role not in self.roles:
             raise Forbidden(f"This needs one of the roles: {', '.join(sorted(self.roles))}.")
         return who
@@ -104,11 +112,11 @@ Admin = Annotated[Who, Depends(May(Role.ADMIN))]
 Anyone = Annotated[Who, Depends(May(*Role))]
 
 
-def _roles(dependant: Dependant) -> frozenset[Role] | None:
+def roles_of(dependant: Dependant) -> frozenset[Role] | None:
     """The roles a route lets pass, or None if it asks nobody."""
     if isinstance(dependant.call, May):
         return dependant.call.roles
-    return next(filter(None, map(_roles, dependant.dependencies)), None)
+    return next(filter(None, map(roles_of, dependant.dependencies)), None)
 
 
 def permissions(routes: Sequence[BaseRoute]) -> dict[tuple[str, str], frozenset[Role]]:
@@ -118,7 +126,7 @@ def permissions(routes: Sequence[BaseRoute]) -> dict[tuple[str, str], frozenset[
         if route.path in OPEN:
             continue
         # Whatever is no API route (a mount, a socket, a plain route) has no dependencies to ask anybody with.
-        roles = _roles(route.dependant) if isinstance(route.original_route, APIRoute) else None
+        roles = roles_of(route.dependant) if isinstance(route.original_route, APIRoute) else None
         if roles is None:
             raise RuntimeError(f"{route.path} names no roles")
         table |= {(method, route.path): roles for method in route.methods or ()}

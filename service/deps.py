@@ -3,7 +3,7 @@
 import base64
 import binascii
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -17,13 +17,12 @@ from core.errors import Invalid
 T = TypeVar("T")
 
 
-def _session(request: Request) -> Iterator[Session]:
-    with Session(request.app.state.engine, expire_on_commit=False) as session:
-        yield session
+async def _session(request: Request) -> Session:
+    return Session(request.app.state.engine, expire_on_commit=False)
 
 
-# Closed when the route returns, not when the answer is sent: a stream would keep a connection for hours.
-SessionDep = Annotated[Session, Depends(_session, scope="function")]
+# Takes a connection with its first statement; service.routing.Route closes it in the thread of the route.
+SessionDep = Annotated[Session, Depends(_session)]
 Limit = Annotated[int, Query(ge=1, le=200, description="How many at most.")]
 Cursor = Annotated[str | None, Query(max_length=200, description="`next` of the page before.")]
 

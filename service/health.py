@@ -8,11 +8,12 @@ from typing import Literal
 import redis
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from core.errors import NotReady
 from core.parts import alive
 from core.settings import ServiceSettings
+from service.refreshed import Refreshed
 
 router = APIRouter(tags=["health"])
 State = Literal["ok", "down"]
@@ -30,28 +31,40 @@ class Ready(BaseModel):
     workers: dict[str, State]
 
 
+_VERSION = version("sluice")
+
+
 @router.get("/healthz")
-def healthz() -> Alive:
-    return Alive(version=version("sluice"))
+async def healthz() -> Alive:
+    return Alive(version=_VERSION)
 
 
 @router.get("/readyz")
-def readyz(request: Request) -> Ready:
-    settings: ServiceSettings = request.app.state.settings
-    engine: Engine = request.app.state.engine
-    needs = {
-        "database": _try(lambda: _ask_database(engine)),
-        "queue": _try(lambda: _ask_queue(settings)),
-        "store": _try(lambda: _ask_store(settings)),
-    }
-    if "down" in needs.values():
-        down = ", ".join(name for name, state in needs.items() if state == "down")
-        raise NotReady(f"No answer from: {down}. Try again shortly.", needs=needs)
-    serving = alive(engine)
-    return Ready(
-        needs=needs,
-        workers={role: "ok" if role in serving else "down" for role in ("train", "publish", "sweep")},
-    )
+async def readyz(request: Request) -> Ready:
+    readiness: Refreshed[Ready] = request.app.state.readiness
+    found = await readiness.get()
+    if "down" in found.needs.values():
+        down = ", ".join(name for name, state in found.needs.items() if state == "down")
+        raise NotReady(f"No answer from: {down}. Try again shortly.", needs=found.needs)
+    return found
+
+
+def readiness(settings: ServiceSettings, engine: Engine) -> Refreshed[Ready]:
+    """However many ask, the servers are asked by one thread and at most twice a second."""
+
+    def ask() -> Ready:
+        serving: set[str] = set()
+        needs = {
+            "database": _try(lambda: serving.update(alive(engine))),
+            "queue": _try(lambda: _ask_queue(settings)),
+            "store": _try(lambda: _ask_store(settings)),
+        }
+        workers: dict[str, State] = {
+            role: "ok" if role in serving else "down" for role in ("train", "publish", "sweep")
+        }
+        return Ready(needs=needs, workers=workers)
+
+    return Refreshed(ask)
 
 
 def _try(ask: Callable[[], None]) -> State:
@@ -60,11 +73,6 @@ def _try(ask: Callable[[], None]) -> State:
     except Exception:  # whatever it was, the part is of no use now
         return "down"
     return "ok"
-
-
-def _ask_database(engine: Engine) -> None:
-    with engine.connect() as connection:
-        connection.execute(text("SELECT 1"))
 
 
 def _ask_queue(settings: ServiceSettings) -> None:

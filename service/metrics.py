@@ -24,7 +24,7 @@ def install(app: FastAPI) -> Metrics:
     metrics = Metrics()
 
     @app.get("/metrics", tags=["health"], response_class=PlainTextResponse)
-    def show() -> PlainTextResponse:
+    async def show() -> PlainTextResponse:
         return PlainTextResponse(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     return metrics

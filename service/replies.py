@@ -47,8 +47,10 @@ def once(
     answer = make()
     if key is not None:
         mine = (Reply.person_id == who.id, Reply.key == key)
-        told_again = answer.model_dump(mode="json")
-        session.execute(update(Reply).where(*mine).values(status=200, body=told_again))
+        values = {"status": 200, "body": answer.model_dump(mode="json")}
+        # As stored: PostgreSQL orders the names in an object, and the first answer is to equal the others.
+        kept = session.execute(update(Reply).where(*mine).values(values).returning(Reply.body))
+        answer = view.model_validate(kept.scalar_one())
     session.commit()
     return answer
 

@@ -28,8 +28,9 @@ from service.budget.schemas import (
 from service.datasets.actions import find as find_dataset
 from service.datasets.actions import ready
 from service.deps import Cursor, Limit, Page, SessionDep, page
+from service.routing import Route
 
-router = APIRouter(tags=["budget"])
+router = APIRouter(tags=["budget"], route_class=Route)
 Kind = Literal["grant", "reserve", "settle", "void"]
 
 

@@ -24,8 +24,9 @@ from service.datasets.schemas import (
 )
 from service.deps import Cursor, Limit, Page, SessionDep, page
 from service.replies import IdempotencyKey
+from service.routing import Route
 
-router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
+router = APIRouter(prefix="/v1/datasets", tags=["datasets"], route_class=Route)
 State = Literal["draft", "uploading", "checking", "held", "ready", "rejected"]
 
 

@@ -20,9 +20,10 @@ from service.deps import Cursor, Limit, Page, SessionDep, answers, page
 from service.jobs import actions
 from service.jobs.schemas import JobView, NewJob, NewQuote, QuoteView
 from service.replies import IdempotencyKey
+from service.routing import Route
 
-quotes = APIRouter(prefix="/v1/quotes", tags=["jobs"])
-jobs = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+quotes = APIRouter(prefix="/v1/quotes", tags=["jobs"], route_class=Route)
+jobs = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=Route)
 
 _LOOK_EVERY = 1.0
 _EVENT = {

@@ -15,8 +15,9 @@ from core.tables import Key, Person
 from service.auth import Admin, Anyone
 from service.datasets.schemas import Text, Whole
 from service.deps import Body, Cursor, Limit, Page, SessionDep, View, page
+from service.routing import Route
 
-router = APIRouter(tags=["people"])
+router = APIRouter(tags=["people"], route_class=Route)
 
 
 class NewPerson(Body):

@@ -1,12 +1,14 @@
 """HTTP for releases, and what anybody needs to verify one."""
 
 import base64
+import hashlib
 import uuid
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
-from sqlalchemy import select
-from starlette.status import HTTP_202_ACCEPTED, HTTP_204_NO_CONTENT
+from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
+from starlette.status import HTTP_202_ACCEPTED, HTTP_204_NO_CONTENT, HTTP_304_NOT_MODIFIED
 
 from core.errors import NotFound
 from core.queue import ring
@@ -28,8 +30,9 @@ from service.releases.schemas import (
     Withdraw,
 )
 from service.replies import IdempotencyKey
+from service.routing import Route
 
-router = APIRouter(prefix="/v1/releases", tags=["releases"])
+router = APIRouter(prefix="/v1/releases", tags=["releases"], route_class=Route)
 known = APIRouter(prefix="/.well-known", tags=["releases"])
 State = Literal[
     "building", "in_review", "approved", "publishing", "published", "superseded", "withdrawing", "withdrawn",
@@ -146,24 +149,42 @@ def downloads(id: uuid.UUID, body: Paths, who: Anyone, session: SessionDep, requ
     return actions.downloads(session, who, id, body.paths, request.app.state.shelf)
 
 
-@known.get("/sluice-keys.json")
-def keys(session: SessionDep) -> KeysView:
+@known.get("/sluice-keys.json", response_model=KeysView)
+async def keys(request: Request) -> Response:
     """Every key releases were ever signed with, the newest first."""
-    rows = session.scalars(select(SigningKey).order_by(SigningKey.since.desc()))
-    public = [
-        KeyView(id=row.id, public=base64.b64encode(row.public).decode(), since=row.since) for row in rows
-    ]
-    return KeysView(keys=public)
+    return _cacheable(request, await request.app.state.known_keys.get())
+
+
+def signing_keys(engine: Engine) -> bytes:
+    with Session(engine) as session:
+        rows = session.scalars(select(SigningKey).order_by(SigningKey.since.desc()))
+        public = [
+            KeyView(id=row.id, public=base64.b64encode(row.public).decode(), since=row.since) for row in rows
+        ]
+    return KeysView(keys=public).model_dump_json().encode()
 
 
 @known.get("/sluice-revocations.json", response_class=Response, responses=answers("application/json"))
-def revocations(session: SessionDep) -> Response:
+async def revocations(request: Request) -> Response:
     """The signed list of all releases withdrawn so far."""
-    newest = select(Revocations.envelope).order_by(Revocations.number.desc()).limit(1)
-    found = session.scalars(newest).one_or_none()
+    found = await request.app.state.known_revocations.get()
     if found is None:
         raise NotFound("No list was signed yet; the publisher signs one when it starts.")
-    return Response(found, media_type="application/json")
+    return _cacheable(request, found)
+
+
+def newest_revocations(engine: Engine) -> bytes | None:
+    newest = select(Revocations.envelope).order_by(Revocations.number.desc()).limit(1)
+    with Session(engine) as session:
+        found = session.scalars(newest).one_or_none()
+    return found.encode() if found is not None else None
+
+
+def _cacheable(request: Request, content: bytes) -> Response:
+    headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "Cache-Control": "public, max-age=5"}
+    if headers["ETag"] in request.headers.get("If-None-Match", ""):
+        return Response(status_code=HTTP_304_NOT_MODIFIED, headers=headers)
+    return Response(content, media_type="application/json", headers=headers)
 
 
 def _view(session: SessionDep, who: Who, row: Release) -> ReleaseView:

@@ -15,8 +15,9 @@ from core.tables import Dataset, Person, Team
 from service.auth import Admin
 from service.deps import Body, SessionDep, View
 from service.people.routes import PersonView
+from service.routing import Route
 
-router = APIRouter(prefix="/v1/admin", tags=["people"])
+router = APIRouter(prefix="/v1/admin", tags=["people"], route_class=Route)
 
 
 class NewTeam(Body):

@@ -1,0 +1,67 @@
+"""How a route is run: its caller is authenticated before the body is read, then it runs in one thread."""
+
+import inspect
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
+from functools import wraps
+from typing import Any
+
+from anyio import to_thread
+from fastapi import Request, Response
+from fastapi.routing import APIRoute, iter_route_contexts
+from sqlalchemy.orm import Session
+from starlette.routing import BaseRoute
+
+from service import auth
+
+
+class Route(APIRoute):
+    """Runs a route in one thread, with its session closed there.
+
+    FastAPI runs a route, the validation of its answer and the end of its dependencies in a thread each. A
+    connection held from one to the next waits for a free thread while every thread waits for a connection.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, _in_one_thread(endpoint), **options)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        if auth.roles_of(self.dependant) is None:
+            return handle
+
+        async def authenticate_and_handle(request: Request) -> Response:
+            request.state.who = await auth.authenticate(request)
+            return await handle(request)
+
+        return authenticate_and_handle
+
+
+def require_one_thread(routes: Sequence[BaseRoute]) -> None:
+    """Stops the service at its start if a route of another class needs a thread or a caller."""
+    for context in iter_route_contexts(routes):
+        route = context.original_route
+        if not isinstance(route, APIRoute) or isinstance(route, Route):
+            continue
+        if not inspect.iscoroutinefunction(route.endpoint) or auth.roles_of(route.dependant) is not None:
+            raise RuntimeError(f"{context.path}: make its router with APIRouter(route_class=Route)")
+
+
+def _in_one_thread(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """Closes the route's session, which gives its connection back, in the thread that ran the route."""
+
+    def run(arguments: dict[str, Any]) -> Any:
+        with ExitStack() as closing:
+            for session in filter(_is_session, arguments.values()):
+                closing.enter_context(session)
+            return endpoint(**arguments)
+
+    @wraps(endpoint)
+    async def in_one_thread(**arguments: Any) -> Any:
+        return await to_thread.run_sync(run, arguments)
+
+    return in_one_thread
+
+
+def _is_session(argument: object) -> bool:
+    return isinstance(argument, Session)
