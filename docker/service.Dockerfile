@@ -4,13 +4,17 @@ FROM python:3.12-slim AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/sluice
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE constraints.txt ./
+# What is not the file that was locked is not installed; nothing is resolved, and nothing is built but our own code.
+COPY locks/service.txt ./
+RUN /opt/sluice/bin/pip install --require-hashes --no-deps --only-binary :all: -r service.txt
+COPY pyproject.toml README.md LICENSE ./
 COPY privacy privacy
 COPY core core
 COPY migrations migrations
 COPY service service
-RUN /opt/sluice/bin/pip install -c constraints.txt ".[service]" \
-    && /opt/sluice/bin/pip uninstall --yes pip
+RUN /opt/sluice/bin/pip install --no-deps --no-build-isolation . \
+    && /opt/sluice/bin/pip check \
+    && /opt/sluice/bin/pip uninstall --yes pip setuptools
 
 FROM python:3.12-slim
 RUN groupadd --gid 10001 sluice \

@@ -8,20 +8,24 @@ FROM python:3.12-slim AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/sluice
 WORKDIR /src
-COPY constraints.txt ./
+# What is not the file that was locked is not installed; nothing is resolved, and nothing is built but our own code.
+# torch first and alone, so that another lock does not fetch it again.
+COPY locks/torch.txt locks/torch-cpu.txt ./
 ARG TORCH=cuda
-# torch first and alone, so that what follows keeps this build and a change of our code does not fetch it again.
 RUN case "$TORCH" in \
-        cuda) /opt/sluice/bin/pip install -c constraints.txt torch ;; \
-        cpu) /opt/sluice/bin/pip install -c constraints.txt --no-deps \
-            --index-url https://download.pytorch.org/whl/cpu torch ;; \
+        cuda) /opt/sluice/bin/pip install --require-hashes --no-deps --only-binary :all: -r torch.txt ;; \
+        cpu) /opt/sluice/bin/pip install --require-hashes --no-deps --only-binary :all: \
+            --index-url https://download.pytorch.org/whl/cpu -r torch-cpu.txt ;; \
         *) echo "TORCH is cuda or cpu, not $TORCH" >&2; exit 1 ;; \
     esac
+COPY locks/worker.txt ./
+RUN /opt/sluice/bin/pip install --require-hashes --no-deps --only-binary :all: -r worker.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY privacy privacy
 COPY core core
 COPY worker worker
-RUN /opt/sluice/bin/pip install -c constraints.txt ".[worker]" \
+RUN /opt/sluice/bin/pip install --no-deps --no-build-isolation . \
+    && /opt/sluice/bin/pip check \
     && /opt/sluice/bin/pip uninstall --yes pip
 
 FROM python:3.12-slim

@@ -3,9 +3,11 @@
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import yaml
+from packaging.requirements import Requirement
 
 from core.settings import (
     MigrateSettings,
@@ -72,6 +74,21 @@ def copied(dockerfile):
         if word == "COPY" and not rest.startswith("--from")
         for source in rest.split()[:-1]
     ]
+
+
+def installs(requirement, seen):
+    """Every distribution that comes with a requirement, by the metadata of what is installed here."""
+    if (requirement.name, *sorted(requirement.extras)) in seen:
+        return seen
+    seen.add((requirement.name, *sorted(requirement.extras)))
+    try:
+        needs = [Requirement(need) for need in metadata.requires(requirement.name) or []]
+    except metadata.PackageNotFoundError:  # for another platform or version of Python
+        return seen
+    for need in needs:
+        if not need.marker or any(need.marker.evaluate({"extra": e}) for e in requirement.extras or {""}):
+            installs(need, seen)
+    return seen
 
 
 def make_secrets(base):

@@ -10,14 +10,12 @@ import subprocess
 import sys
 import time
 import zipfile
-from importlib import metadata
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 import redis
 from kombu import Consumer
-from packaging.requirements import Requirement
 
 from client.local.ports import free_port
 from core.queue import bell, ring
@@ -227,7 +225,7 @@ def test_dockerfile_copies_what_exists_and_is_let_through(dockerfile):
     }
     for source in copied(dockerfile):
         assert (ROOT / source).exists(), source
-        assert source in let_through, source
+        assert source in let_through or str(Path(source).parent) in let_through, source
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.stem)
@@ -251,6 +249,7 @@ def test_image_holds_its_own_packages_and_no_others(dockerfile, has, lacks, tmp_
     for source in copied(ROOT / f"docker/{dockerfile}.Dockerfile"):
         if source.startswith("docker/"):
             continue
+        (tmp_path / source).parent.mkdir(exist_ok=True)
         put = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
         put(ROOT / source, tmp_path / source)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index"]
@@ -262,30 +261,6 @@ def test_image_holds_its_own_packages_and_no_others(dockerfile, has, lacks, tmp_
         assert any(name.startswith(start) for name in names), start
     for start in lacks:
         assert not any(name.startswith(start) for name in names), start
-
-
-def installs(requirement, seen):
-    """Every distribution that comes with a requirement, by the metadata of what is installed here."""
-    if (requirement.name, *sorted(requirement.extras)) in seen:
-        return seen
-    seen.add((requirement.name, *sorted(requirement.extras)))
-    try:
-        needs = [Requirement(need) for need in metadata.requires(requirement.name) or []]
-    except metadata.PackageNotFoundError:  # for another platform or version of Python
-        return seen
-    for need in needs:
-        if not need.marker or any(need.marker.evaluate({"extra": e}) for e in requirement.extras or {""}):
-            installs(need, seen)
-    return seen
-
-
-@pytest.mark.parametrize(("dockerfile", "torch"), [("service", False), ("worker", True)])
-def test_torch_comes_with_the_worker_and_not_with_the_service(dockerfile, torch):
-    ran = [rest for word, rest in instructions(ROOT / f"docker/{dockerfile}.Dockerfile") if word == "RUN"]
-    assert any(f'install -c constraints.txt ".[{dockerfile}]"' in rest for rest in ran)
-    names = {name for name, *_ in installs(Requirement(f"sluice[{dockerfile}]"), set())}
-    assert {"boto3", "celery", "psycopg", "redis"} <= names
-    assert ("torch" in names) is torch
 
 
 def test_every_command_resolves():

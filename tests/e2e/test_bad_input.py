@@ -110,6 +110,7 @@ def test_wrong_python(tmp_path):
 def test_no_torch_to_be_had(tmp_path):
     for name in ("sluice", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "locks", tmp_path / "locks")
     done = launch(
         tmp_path, SLUICE_TORCH=str(tmp_path), PIP_NO_INDEX="1", PIP_FIND_LINKS="", PIP_CONFIG_FILE="/dev/null"
     )
