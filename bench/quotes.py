@@ -26,7 +26,7 @@ from client.local.ports import HOST, free_port
 from client.local.stack import Stack
 from core import ledger
 from core.database import connect
-from core.people import Role, add_person, issue_key
+from core.people import Role, add_person, invite, redeem
 from core.tables import Dataset
 from privacy.relation import Relation
 
@@ -44,7 +44,7 @@ def set_up(url: str) -> tuple[str, str]:
     engine = connect(url)
     with Session(engine) as session, session.begin():
         person = add_person(session, name="bench", role=Role.CURATOR)
-        _, key = issue_key(session, person, label="bench", days=1)
+        _, key = redeem(session, invite(session, person, by=None)[1] or "", label="bench", days=1)
         account = ledger.open_account(
             session, relation=Relation.ADD_REMOVE, epsilon=10.0, delta=1e-5, order=4,
             move=ledger.Move(actor="bench", reason="timed"),

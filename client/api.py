@@ -52,7 +52,7 @@ class Sluice:
         self.url, self._pause = _address(url), pause
         if key is not None and not (key.isascii() and key.isprintable() and key and " " not in key):
             raise CannotRun(
-                "that is not an API key: it is one word and starts with sl_; ask an admin for one"
+                "that is not an API key: it is one word and starts with sl_; ask an admin for an invitation"
             )
         headers = {"User-Agent": f"sluice/{version('sluice')}"}
         self._http = httpx.Client(
@@ -305,21 +305,44 @@ class Sluice:
         return self._pages("/v1/admin/people", limit=200)
 
     def add_person(self, *, name: str, role: str) -> Json:
+        """A person and their `invitation`, whose text is in this answer and nowhere else."""
         return self._post("/v1/admin/people", {"name": name, "role": role})
 
     def disable_person(self, id: str) -> Json:
         return self._post(f"/v1/admin/people/{_part(id)}/disable", again=True)
 
-    def keys(self, person: str) -> list[Json]:
-        found: list[Json] = self._call("GET", f"/v1/admin/people/{_part(person)}/keys")
+    def invite(self, person: str) -> Json:
+        """A new invitation for somebody who lost their key; its text is in this answer and nowhere else."""
+        return self._post(f"/v1/admin/people/{_part(person)}/invitations")
+
+    def invitations(self, person: str | None = None) -> Iterator[Json]:
+        return self._pages("/v1/admin/invitations", person=person, limit=200)
+
+    def confirm_invitation(self, id: str) -> Json:
+        """Lets an admin in whom another admin invited; gives the text of the invitation."""
+        return self._post(f"/v1/admin/invitations/{_part(id)}/confirm")
+
+    def withdraw_invitation(self, id: str) -> None:
+        self._call("DELETE", f"/v1/admin/invitations/{_part(id)}")
+
+    def redeem(self, invitation: str, *, label: str = "key", days: int = 365) -> Json:
+        """Your key, from an invitation that works once; its text is in this answer and nowhere else."""
+        return self._post("/v1/invitations/redeem", {"invitation": invitation, "label": label, "days": days})
+
+    def keys(self, person: str | None = None) -> list[Json]:
+        """Your keys, or for an admin those of a person; without their text."""
+        path = "/v1/me/keys" if person is None else f"/v1/admin/people/{_part(person)}/keys"
+        found: list[Json] = self._call("GET", path)
         return found
 
-    def add_key(self, person: str, *, label: str, days: int) -> Json:
-        """A new API key; its text is in this answer and nowhere else."""
-        return self._post(f"/v1/admin/people/{_part(person)}/keys", {"label": label, "days": days})
+    def add_key(self, *, label: str, days: int) -> Json:
+        """A further key of yours; its text is in this answer and nowhere else."""
+        return self._post("/v1/me/keys", {"label": label, "days": days})
 
     def revoke_key(self, id: str) -> None:
-        self._call("DELETE", f"/v1/admin/keys/{_part(id)}")
+        """A key of yours; an admin may revoke anybody's."""
+        admin = self.me()["role"] == "admin"
+        self._call("DELETE", f"/v1/{'admin' if admin else 'me'}/keys/{_part(id)}")
 
     # -- teams
 

@@ -27,6 +27,8 @@ Key = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, stable keys.")]
 
+INVITATION_PREFIX = "sli_"
+
 EXIT_CODES = (
     "Exit codes: 0 done, and what was asked about is well; 1 refused, out of reach, or not well "
     "(a broken ledger, a failed job, a rejected file); 2 wrong usage; 3 a release that is altered, forged "
@@ -212,7 +214,8 @@ def connected(
 def login(url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
     """Keep the address of a service and your key in a file only you can read.
 
-    Without --key the key is asked for, or read from standard input: on a command line others can see it.
+    Without --key it is asked for, or read from standard input: on a command line others can see it. In place
+    of a key give the invitation that an admin sent you: a key that nobody else has seen is made from it.
     """
     from client.api import Sluice
     from client.trust import meet
@@ -222,11 +225,21 @@ def login(url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
     )
     if not key:
         key = (
-            typer.prompt("API key", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
+            typer.prompt("API key or invitation", hide_input=True, err=True)
+            if sys.stdin.isatty()
+            else sys.stdin.readline()
         )
-    with Sluice(url, key.strip()) as service:
+    key = key.strip()
+    if key.startswith(INVITATION_PREFIX):
+        with Sluice(url) as service:
+            key = service.redeem(key)["key"]
+        try:
+            save(service.url, key)
+        except CannotRun as problem:  # the invitation is used up: the key must not be lost
+            raise CannotRun(f"{problem}; your key, shown this once: {key}") from None
+    with Sluice(url, key) as service:
         who = service.me()
-        path = save(service.url, key.strip())
+        path = save(service.url, key)
         with suppress(Refused):  # an older service signs nothing
             meet(service, again=True)
         if as_json:

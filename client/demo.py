@@ -88,20 +88,25 @@ class Demo:
     def start(self) -> None:
         with self.stage("PostgreSQL, Valkey, SeaweedFS, the service and its workers start on this machine"):
             self.stack.start()
+            # Two admins: each invites one curator, so that nobody could be both of them.
             self.admin = self.client(self.stack.first_key or "")
+            self.second_admin = self.redeemed(self.stack.invitation or "")
             team = self.admin.add_team("demo")["id"]
-            self.curator = self.person("carla", "curator", team)
-            self.second = self.person("dora", "curator", team)
-            self.analyst = self.person("anna", "analyst")
+            self.curator = self.person(self.admin, "carla", "curator", team)
+            self.second = self.person(self.second_admin, "dora", "curator", team)
+            self.analyst = self.person(self.admin, "anna", "analyst")
 
-    def client(self, key: str) -> Sluice:
+    def client(self, key: str | None = None) -> Sluice:
         return self.clients.enter_context(Sluice(self.stack.url, key))
 
-    def person(self, name: str, role: str, team: str | None = None) -> Sluice:
-        added = self.admin.add_person(name=name, role=role)
+    def redeemed(self, invitation: str) -> Sluice:
+        return self.client(self.client().redeem(invitation, label="demo", days=1)["key"])
+
+    def person(self, admin: Sluice, name: str, role: str, team: str | None = None) -> Sluice:
+        added = admin.add_person(name=name, role=role)
         if team:
-            self.admin.move_person(added["id"], team)
-        return self.client(self.admin.add_key(added["id"], label="demo", days=1)["key"])
+            admin.move_person(added["id"], team)
+        return self.redeemed(added["invitation"]["invitation"])
 
     def register(self) -> None:
         import numpy as np
@@ -121,8 +126,8 @@ class Demo:
             file.unlink()
             self.dataset = self.curator.checked(made["id"])
         if self.dataset["state"] == "held":
-            with self.stage("Her budget is above what one person may open, so the admin confirms it"):
-                self.admin.review_dataset(made["id"], "accept", reason="it is a demonstration")
+            with self.stage("Her budget is above the cap, so the admin who did not invite her confirms it"):
+                self.second_admin.review_dataset(made["id"], "accept", reason="it is a demonstration")
                 self.dataset = self.curator.checked(made["id"])
         if self.dataset["state"] != "ready":
             raise CannotRun(f"the dataset was {self.dataset['state']}: {self.dataset['fault']}")

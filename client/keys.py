@@ -13,8 +13,8 @@ from client.problems import CannotRun
 if TYPE_CHECKING:
     from client.api import Json, Sluice
 
-app = typer.Typer(no_args_is_help=True, help="API keys: give out, list, revoke (admins).")
-people = typer.Typer(no_args_is_help=True, help="People and their roles (admins).")
+app = typer.Typer(no_args_is_help=True, help="Your API keys: add, list, revoke (admins: anybody's).")
+people = typer.Typer(no_args_is_help=True, help="People, their roles and invitations (admins).")
 
 
 class RoleName(StrEnum):
@@ -24,6 +24,8 @@ class RoleName(StrEnum):
 
 
 Who = Annotated[str, typer.Argument(metavar="PERSON", help="Name or id of a person.")]
+OfWhom = Annotated[str | None, typer.Argument(metavar="[PERSON]", help="Name or id of a person.")]
+InvitationId = Annotated[str, typer.Argument(metavar="INVITATION", help="Id of an invitation.")]
 
 
 def id_of(service: "Sluice", person: str) -> str:
@@ -54,15 +56,62 @@ def show_fresh(fresh: "Json") -> None:
     print(fresh["key"])
 
 
+def show_invitation(made: "Json") -> None:
+    say = output(stderr=True).print
+    if made["invitation"] is None:
+        say(f"an admin needs two: another admin confirms it with sluice people confirm {made['id']}")
+    else:
+        say(f"invitation, good once, until {made['expires_at'][:10]}, for sluice login; shown this once:")
+        print(made["invitation"])
+
+
+def show_invitations(found: "list[Json]") -> None:
+    def row(one: "Json") -> tuple[str, ...]:
+        by = ", ".join(one[name] for name in ("issued_by", "confirmed_by") if one[name]) or "installation"
+        tried = f"tried again {one['refused']} times" if one["refused"] else ""
+        return one["id"], one["person"], one["state"], by, one["created_at"][:10], tried
+
+    listing("invitation", "person", "state", "by", "made", "", rows=map(row, found))
+
+
 @people.command("add")
-@connected(lambda person: show_people([person]))
+@connected(lambda person: (show_people([person]), show_invitation(person["invitation"])))
 def add_person(
     service: "Sluice",
     name: Annotated[str, typer.Argument(help="Letters, digits, . _ @ -; stays with the ledger for ever.")],
     role: Annotated[RoleName, typer.Option(help="What this person may do.")],
 ) -> "Json":
-    """Add a person; they need a key to act."""
+    """Add a person and print an invitation for them; with it they make a key that only they know."""
     return service.add_person(name=name, role=role.value)
+
+
+@people.command("invite")
+@connected(show_invitation)
+def invite(service: "Sluice", person: Who) -> "Json":
+    """Invite somebody again who lost their key or was disabled; using it revokes their other keys."""
+    return service.invite(id_of(service, person))
+
+
+@people.command("confirm")
+@connected(show_invitation)
+def confirm(service: "Sluice", id: InvitationId) -> "Json":
+    """Confirm that an admin whom another admin invited may come, and print the invitation."""
+    return service.confirm_invitation(id)
+
+
+@people.command("invitations")
+@connected(show_invitations)
+def list_invitations(service: "Sluice", person: OfWhom = None) -> "list[Json]":
+    """Who invited whom, newest first, and whether an invitation was tried after its end."""
+    return list(service.invitations(id_of(service, person) if person else None))
+
+
+@people.command("withdraw")
+@connected(lambda gone: output().print(f"{gone['withdrawn']} no longer works"))
+def withdraw(service: "Sluice", id: InvitationId) -> "Json":
+    """Withdraw an invitation that nobody used."""
+    service.withdraw_invitation(id)
+    return {"withdrawn": id}
 
 
 @people.command("list")
@@ -83,19 +132,18 @@ def disable(service: "Sluice", person: Who) -> "Json":
 @connected(show_fresh)
 def add_key(
     service: "Sluice",
-    person: Who,
     label: Annotated[str, typer.Option(help="Where it is used, to know it again.")] = "key",
     days: Annotated[int, typer.Option(min=1, max=3650, help="Until it expires.")] = 365,
 ) -> "Json":
-    """A new key for a person, shown this once."""
-    return service.add_key(id_of(service, person), label=label, days=days)
+    """A further key of yours, shown this once."""
+    return service.add_key(label=label, days=days)
 
 
 @app.command("list")
 @connected(show_keys)
-def list_keys(service: "Sluice", person: Who) -> "list[Json]":
-    """The keys of a person, without their text, which nobody has."""
-    return service.keys(id_of(service, person))
+def list_keys(service: "Sluice", person: OfWhom = None) -> "list[Json]":
+    """Your keys, or for an admin those of a person; without their text, which is kept nowhere."""
+    return service.keys(id_of(service, person) if person else None)
 
 
 @app.command("revoke")
@@ -103,6 +151,6 @@ def list_keys(service: "Sluice", person: Who) -> "list[Json]":
 def revoke(
     service: "Sluice", id: Annotated[str, typer.Argument(metavar="KEY", help="Id of a key.")]
 ) -> "Json":
-    """Revoke a key at once."""
+    """Revoke a key of yours at once; admins may revoke anybody's."""
     service.revoke_key(id)
     return {"revoked": id}

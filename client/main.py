@@ -73,11 +73,21 @@ def up(
 
 
 @app.command()
-def init(data: DataOption = Path(".sluice"), witness: WitnessOption = None) -> None:
-    """Prepare a data directory: servers, tables, buckets, a password for each role."""
+def init(
+    data: DataOption = Path(".sluice"),
+    witness: WitnessOption = None,
+    invite_admin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Also invite this admin, new or without a key, in the name of the installation.",
+        ),
+    ] = None,
+) -> None:
+    """Prepare a data directory: servers, tables, buckets, a password for each role. Stop sluice first."""
     from client import run
 
-    run.init(data, witness=witness)
+    run.init(data, witness=witness, invite=invite_admin)
 
 
 @app.command()

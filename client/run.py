@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from client.local.stack import Stack
+from core.people import SECOND_ADMIN
 
 console = Console(highlight=False)
 
@@ -44,8 +45,8 @@ def up(data: Path, port: int, *, witness: Path | None, lost_witness: bool) -> No
         console.print(f"stopped in {stack.timings['all stopped']:.1f} s")
 
 
-def init(data: Path, *, witness: Path | None) -> None:
-    stack = Stack(data, witness=witness)
+def init(data: Path, *, witness: Path | None, invite: str | None = None) -> None:
+    stack = Stack(data, witness=witness, invite=invite)
     with _stopped_by_signals(stack):
         try:
             stack.start_servers()
@@ -61,6 +62,8 @@ def _show_first_key(stack: Stack) -> None:
         console.print(
             f"key of the first admin, shown this once: [bold]{stack.first_key}[/bold]", soft_wrap=True
         )
+    if stack.invitation:
+        console.print(f"{SECOND_ADMIN}: [bold]{stack.invitation}[/bold]", soft_wrap=True)
 
 
 def _show(stack: Stack) -> None:

@@ -150,7 +150,14 @@ class WitnessSettings(_WithS3, _WithWitness):
     """What `sluice restore` needs of the sweep role to read the witness of a site on many machines."""
 
 
-class MigrateSettings(_Settings):
+class RuleSettings(_Settings):
+    """Rules that the owner of the tables sets, so that the service cannot change them."""
+
+    # Two people who invited each other are not independent for so long; docs/security.md#people-and-keys
+    independent_days: Annotated[int, Field(ge=1, le=365)] = 7
+
+
+class MigrateSettings(RuleSettings):
     """The owner of the tables, and the passwords it gives the roles that use them."""
 
     database_url: DatabaseUrl

@@ -4,7 +4,7 @@ import uuid
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, FetchedValue, Float, ForeignKey, SmallInteger, Text, func
+from sqlalchemy import BigInteger, FetchedValue, Float, ForeignKey, Integer, SmallInteger, Text, func
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -48,11 +48,38 @@ class Person(Base):
     subject: Mapped[str | None]
     team_id: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("teams.id"))
     created_at: Mapped[datetime] = _now()
+    created_by: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("people.id"))
     disabled_at: Mapped[datetime | None]
 
 
+class Invitation(Base):
+    """Lets a person make a key, once; only its SHA-256 is kept. The installation's have no `issued_by`."""
+
+    __tablename__ = "invitations"
+
+    id: Mapped[uuid.UUID] = _id()
+    person_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("people.id"))
+    digest: Mapped[bytes | None]
+    issued_by: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("people.id"))
+    confirmed_by: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("people.id"))
+    created_at: Mapped[datetime] = _now()
+    expires_at: Mapped[datetime]
+    used_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+    refused: Mapped[int] = mapped_column(server_default="0")
+
+
+class Rules(Base):
+    """What the owner of the tables decided for the site; the service only reads it."""
+
+    __tablename__ = "rules"
+
+    id: Mapped[int] = mapped_column(SmallInteger, primary_key=True)
+    independent_days: Mapped[int] = mapped_column(Integer)
+
+
 class Key(Base):
-    """An API key, of which only the SHA-256 is kept."""
+    """An API key, of which only the SHA-256 is kept. `issued_by`: who invited its owner, or the owner."""
 
     __tablename__ = "keys"
 
@@ -63,6 +90,8 @@ class Key(Base):
     created_at: Mapped[datetime] = _now()
     expires_at: Mapped[datetime]
     revoked_at: Mapped[datetime | None]
+    issued_by: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("people.id"))
+    invitation_id: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("invitations.id"))
 
 
 class Account(Base):

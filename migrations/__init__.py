@@ -9,17 +9,18 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from psycopg import sql
-from sqlalchemy import text
+from sqlalchemy import text, update
 
 from core.database import connect, database_role
+from core.tables import Rules
 
 
 class DatabaseIsNewer(Exception):
     """The database was migrated by a newer Sluice than this one."""
 
 
-def migrate(url: str, passwords: Mapping[str, str]) -> None:
-    """Applies what is missing, then lets each application role log in with its password."""
+def migrate(url: str, passwords: Mapping[str, str], *, independent_days: int | None = None) -> None:
+    """Applies what is missing, sets the site's rules, lets each application role log in with its password."""
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent))
     engine = connect(url)
@@ -28,6 +29,8 @@ def migrate(url: str, passwords: Mapping[str, str]) -> None:
             _refuse_newer(MigrationContext.configure(connection), ScriptDirectory.from_config(config))
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+            if independent_days is not None:
+                connection.execute(update(Rules).values(independent_days=independent_days))
             name = connection.dialect.identifier_preparer.quote(connection.engine.url.database or "")
             # Nobody needs a temporary table, and one could stand in for a table of ours.
             connection.execute(text(f"REVOKE TEMPORARY, CREATE ON DATABASE {name} FROM PUBLIC"))

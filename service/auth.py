@@ -24,6 +24,7 @@ from service.oidc import SingleSignOn
 OPEN = {
     "/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/docs/oauth2-redirect",
     "/.well-known/sluice-keys.json", "/.well-known/sluice-revocations.json",
+    "/v1/invitations/redeem",  # the invitation itself says who may
 }  # fmt: skip
 
 _bearer = HTTPBearer(auto_error=False, description="An API key, or a token of the site's single sign-on.")
@@ -78,13 +79,13 @@ def recognised(request: Request, credentials: str) -> tuple[Who, uuid.UUID]:
         if credentials.startswith(PREFIX):
             found = person_of(session, credentials)
             if found is None:
-                raise _stranger("The key is unknown, expired or revoked; ask an admin for another.")
+                raise _stranger("The key is unknown, expired or revoked; ask an admin for an invitation.")
             person, key = found
             limited = key.id
         else:
             sign_on: SingleSignOn | None = state.sign_on
             if sign_on is None:
-                raise _stranger("The key is unknown, expired or revoked; ask an admin for another.")
+                raise _stranger("The key is unknown, expired or revoked; ask an admin for an invitation.")
             person = sign_on.person(session, credentials)
             limited = person.id
         return Who(id=person.id, name=person.name, role=Role(person.role), team=person.team_id), limited

@@ -1,11 +1,11 @@
-"""Prints the first admin's key, once: `python -m service.first_key`."""
+"""Prints the first admin's key and a second admin's invitation, once: `python -m service.first_key`."""
 
 import sys
 
 from sqlalchemy.orm import Session
 
 from core.database import connect
-from core.people import first_admin
+from core.people import SECOND_ADMIN, first_admin
 from core.settings import ServiceSettings, SettingsProblem, load
 
 
@@ -15,10 +15,11 @@ def main() -> None:
     except SettingsProblem as problem:
         sys.exit(f"sluice: {problem}")
     with Session(connect(str(settings.database_url))) as session, session.begin():
-        key = first_admin(session)
-    if key is None:
-        sys.exit("sluice: there is an admin already; ask them for a key (POST /v1/admin/people/ID/keys)")
-    sys.stdout.write(f"{key}\n")
+        made = first_admin(session)
+    if made is None:
+        sys.exit("sluice: there is an admin already; ask them for an invitation")
+    sys.stdout.write(f"{made.key}\n")
+    sys.stderr.write(f"{SECOND_ADMIN}: {made.second_admin}\n")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ from client.local.servers import Postgres, Seaweed, Valkey
 from client.local.state import ROLES
 from client.problems import CannotRun
 from core.database import connect, database_role
-from core.people import first_admin
+from core.errors import Problem
+from core.people import first_admin, invite_admin
+from core.settings import RuleSettings, SettingsProblem, load
 from core.stores.access import ROLES as S3_ROLES
 from core.tables import Witness
 
@@ -46,12 +48,14 @@ class Stack:
         durable: bool = True,
         witness: Path | None = None,
         lost_witness: bool = False,
+        invite: str | None = None,
     ) -> None:
         self.data, self.port, self.durable = data.resolve(), port, durable
-        self.lost_witness = lost_witness
+        self.lost_witness, self.invite = lost_witness, invite
         self.stopping = threading.Event()
         self.timings: dict[str, float] = {}
         self.first_key: str | None = None  # of the admin, in the run that made the directory
+        self.invitation: str | None = None  # of a second admin, in that run, or of the one to be invited
         self.servers: list[Child] = []
         self.processes: list[Child] = []
         self._lock = data_directory.claim(self.data)
@@ -175,12 +179,20 @@ class Stack:
 
         began = time.monotonic()
         try:
-            migrate(self.owner_url, {role: self.state["database"][role] for role in ROLES})
-        except DatabaseIsNewer as problem:
+            passwords = {role: self.state["database"][role] for role in ROLES}
+            migrate(self.owner_url, passwords, independent_days=load(RuleSettings).independent_days)
+        except (DatabaseIsNewer, SettingsProblem) as problem:
             raise CannotRun(str(problem)) from None
         engine = connect(self.owner_url)
         with Session(engine) as session, session.begin():
-            self.first_key = first_admin(session)
+            made = first_admin(session)
+            if made:
+                self.first_key, self.invitation = made
+            if self.invite:
+                try:
+                    self.invitation = invite_admin(session, self.invite)
+                except Problem as problem:
+                    raise CannotRun(problem.detail) from None
             if self.lost_witness:
                 session.execute(update(Witness).values(generation=0))
         engine.dispose()

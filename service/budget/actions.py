@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from core import ledger
 from core.errors import NotFound, Problem, WrongState
-from core.people import Role
+from core.people import Role, require_independent
 from core.tables import Account, Dataset, Entry, Grant, Witness
 from core.witness import charge_lost, refuse_altered, require_level
 from privacy.accountant import Accountant, epsilon
@@ -141,6 +141,7 @@ def confirm(session: Session, who: Who, account_id: uuid.UUID, grant_id: uuid.UU
         raise SecondPersonNeeded(
             "You proposed it; ask another curator of this data, or an admin, to confirm."
         )
+    require_independent(session, grant.proposed_by, who.id)
     require_level(session)
     _decide(session, who, grant, "confirmed")
     ledger.raise_budget(

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from core.errors import Forbidden, NotFound, Problem, WrongState
 from core.faults import Fault
+from core.people import require_independent
 from core.settings import ServiceSettings
 from core.stores.inbox import Inbox, Part, UploadGone
 from core.tables import Account, Dataset, Job, Review
@@ -214,6 +215,8 @@ def decide(session: Session, who: Who, id: uuid.UUID, body: Decision) -> Dataset
         raise NotFound("No dataset has this id.")
     if row.state != "held":
         raise WrongState("Only a dataset that is held waits for a decision.", state=row.state)
+    if body.decision != "reject" or row.owner_id == who.id:
+        require_independent(session, row.owner_id, who.id)
     if body.decision == "join":
         account = session.get(Account, body.account)
         if account is None:

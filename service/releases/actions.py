@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from core.errors import Forbidden, NotFound, Problem, WrongState
-from core.people import Role
+from core.people import Role, require_independent
 from core.stores.shelf import SIGNED_SECONDS, Shelf, public_key
 from core.tables import Account, Approval, Dataset, Job, Person, Reader, Release
 from core.witness import require_level
@@ -156,6 +156,8 @@ def approve(session: Session, who: Who, id: uuid.UUID, *, digest: str, note: str
     row = _found_to_review(session, who, id)
     if row.reviewers > 1 and row.author_id == who.id:
         raise AuthorCannotApprove("Ask somebody of your team, or an admin, to look at it and approve.")
+    if row.reviewers > 1:
+        require_independent(session, row.author_id, who.id)
     row = _locked(session, id)
     if row.state not in ("in_review", "approved"):
         raise WrongState("Only a release in review can be approved.", state=row.state)

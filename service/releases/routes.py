@@ -101,7 +101,7 @@ def approve(id: uuid.UUID, body: Approve, who: CuratorOrAdmin, session: SessionD
 
 
 @router.post("/{id}/rebuild", status_code=HTTP_202_ACCEPTED)
-def rebuild(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep, request: Request) -> ReleaseView:
+def rebuild(id: uuid.UUID, who: Curator, session: SessionDep, request: Request) -> ReleaseView:
     """Build the bundle anew; approvals of the old one no longer count."""
     row = actions.rebuild(session, who, id)
     _ring(request, id)
@@ -115,7 +115,7 @@ def discard(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep) -> ReleaseV
 
 
 @router.post("/{id}/publish", status_code=HTTP_202_ACCEPTED)
-def publish(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep, request: Request) -> ReleaseView:
+def publish(id: uuid.UUID, who: Curator, session: SessionDep, request: Request) -> ReleaseView:
     """Put an approved bundle, signed, where analysts can download it."""
     row = actions.publish(session, who, id)
     _ring(request, id)
@@ -133,7 +133,7 @@ def withdraw(
 
 
 @router.post("/{id}/readers")
-def add_reader(id: uuid.UUID, body: NewReader, who: CuratorOrAdmin, session: SessionDep) -> ReleaseView:
+def add_reader(id: uuid.UUID, body: NewReader, who: Curator, session: SessionDep) -> ReleaseView:
     """Let somebody see and download a release that is not for everyone. Safe to repeat."""
     return _view(session, who, actions.add_reader(session, who, id, body.person))
 

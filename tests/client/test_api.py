@@ -136,14 +136,14 @@ def test_what_may_have_been_done_and_cannot_be_repeated_is_not():
     handler, seen = failing(1, httpx.ReadError, ok)
     service, _ = talking_to(handler)
     with pytest.raises(CannotRun):
-        service.add_key("p", label="x", days=1)
+        service.add_key(label="x", days=1)
     assert len(seen) == 1
 
 
 def test_what_was_never_sent_is_sent_again():
     handler, seen = failing(1, httpx.ConnectError, ok)
     service, _ = talking_to(handler)
-    service.add_key("p", label="x", days=1)
+    service.add_key(label="x", days=1)
     assert len(seen) == 2
 
 

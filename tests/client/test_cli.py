@@ -615,22 +615,30 @@ def test_a_budget_is_raised_by_two_people(site, sluice, told, spent):
 
 
 def test_people_and_their_keys(site, sluice, told):
-    told("people", "add", site.names["dora"], "--role", "curator", key=site.admin)
+    dora = told("people", "add", site.names["dora"], "--role", "curator", key=site.admin)
     assert {one["name"] for one in told("people", "list", key=site.admin)} >= set(site.names.values())
-    fresh = told("keys", "add", site.names["dora"], "--label", "laptop", "--days", 30, key=site.admin)
-    assert told("datasets", "list", key=fresh["key"]) == []
+    # An invitation is given to login in place of a key; the key that is kept was never shown to anybody.
+    invitation = dora["invitation"]["invitation"]
+    assert told("login", "--url", site.url, stdin=f"{invitation}\n")["name"] == site.names["dora"]
+    assert sluice("login", "--url", site.url, stdin=f"{invitation}\n")[0] == 1
+    [first] = told("keys", "list")
+    fresh = told("keys", "add", "--label", "laptop", "--days", 30)
     code, out, _ = sluice("keys", "list", site.names["dora"], key=site.admin)
     assert code == 0
     assert "laptop" in out
     assert fresh["key"] not in out
-    told("keys", "revoke", fresh["id"], key=site.admin)
+    assert told("keys", "revoke", first["id"], key=fresh["key"]) == {"revoked": first["id"]}
+    assert sluice("datasets", "list")[0] == 1
+    assert told("datasets", "list", key=fresh["key"]) == []
+    # Lost: invited again, which ends the old key once it is used.
+    code, out, err = sluice("people", "invite", site.names["dora"], key=site.admin)
+    assert (code, "shown this once" in err) == (0, True)
+    assert sluice("login", "--url", site.url, stdin=out)[0] == 0
     assert sluice("datasets", "list", key=fresh["key"])[0] == 1
-    code, out, _ = sluice("keys", "add", site.names["dora"], key=site.admin)
-    assert code == 0
-    [text_of_key] = out.split()
-    assert told("datasets", "list", key=text_of_key) == []
+    shown = told("people", "invitations", site.names["dora"], key=site.admin)
+    assert [(one["state"], one["refused"]) for one in shown] == [("used", 0), ("used", 1)]
     assert told("people", "disable", site.names["dora"], key=site.admin)["disabled"]
-    assert sluice("datasets", "list", key=text_of_key)[0] == 1
+    assert sluice("datasets", "list")[0] == 1
     code, _, err = sluice("keys", "list", "nobody", key=site.admin)
     assert code == 1
     assert "nobody here is called nobody" in err
@@ -646,6 +654,20 @@ def test_teams_and_who_is_in_them(site, sluice, told):
     assert told("teams", "move", site.names["carl"], key=site.admin)["team"] is None
     code, _, err = sluice("teams", "move", site.names["carl"], "none-such", key=site.admin)
     assert (code, "no team is called none-such" in err) == (1, True)
+
+
+def test_a_new_admin_takes_two(site, sluice, told):
+    name = f"bert-{uuid.uuid4().hex[:6]}"
+    code, out, err = sluice("people", "add", name, "--role", "admin", key=site.admin)
+    assert (code, "sli_" in out, "an admin needs two" in err) == (0, False, True)
+    [waiting] = told("people", "invitations", name, key=site.admin)
+    code, _, err = sluice("people", "confirm", waiting["id"], key=site.admin)
+    assert (code, "independent" in err) == (1, True)
+    _, second = site.person(f"eve-{name}", "admin")
+    confirmed = told("people", "confirm", waiting["id"], key=second)
+    told("people", "withdraw", waiting["id"], key=second)
+    code, _, err = sluice("login", "--url", site.url, stdin=confirmed["invitation"])
+    assert (code, "withdrawn" in err) == (1, True)
 
 
 # -- what is the same everywhere

@@ -48,7 +48,7 @@ class Books:
         self._engines: dict[str, Engine] = {}
         self._lines: dict[str, Connection] = {}
         self._datasets: dict[uuid.UUID, uuid.UUID] = {}
-        with self.session() as session:
+        with self.session("owner") as session:
             people = [
                 add_person(session, name=f"curator {uuid.uuid4()}", role=Role.CURATOR) for _ in range(2)
             ]

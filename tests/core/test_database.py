@@ -30,9 +30,11 @@ PROGRESS = {
 # role → table → rights over whole tables, all of them.
 RIGHTS = {
     "service": dict.fromkeys(
-        ("people", "keys", "entries", "datasets", "reviews", "jobs", "grants", "replies", "teams"), ADD
+        ("people", "invitations", "entries", "datasets", "reviews", "jobs", "grants", "replies", "teams"), ADD
     )
-    | dict.fromkeys(("accounts", "witness", "signing_keys", "revocations", "diagnostics"), SEE)
+    | dict.fromkeys(
+        ("accounts", "witness", "signing_keys", "revocations", "diagnostics", "keys", "rules"), SEE
+    )
     | {"releases": ADD, "approvals": ADD, "readers": ADD | {"DELETE"}},
     "train": {
         "accounts": ADD,
@@ -53,6 +55,7 @@ COLUMNS = {
     "service": {
         "people": {"disabled_at", "role", "team_id"},
         "keys": {"revoked_at"},
+        "invitations": {"digest", "confirmed_by", "expires_at", "revoked_at"},
         "datasets": {"state", "fault", "upload_id", "size", "sha256", "sealed_at", "team_id"},
         "jobs": {"state", "fault", "finished_at", "cancel_asked_at"},
         "grants": {"state", "decided_by", "decided_at"},
@@ -100,7 +103,7 @@ COLUMNS = {
 TABLES = {
     "people", "keys", "accounts", "reviews", "datasets", "jobs", "entries", "grants", "replies", "witness",
     "parts", "alembic_version", "releases", "approvals", "readers", "signing_keys", "revocations",
-    "diagnostics", "teams",
+    "diagnostics", "teams", "invitations", "rules",
 }  # fmt: skip
 ALL_RIGHTS = ["SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER"]
 

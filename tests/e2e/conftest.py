@@ -1,7 +1,5 @@
 """Starts `sluice up` for a test, and sees that it ends."""
 
-import re
-
 import pytest
 
 from client.local.ports import port_is_free
@@ -29,8 +27,8 @@ def start(tmp_path):
 @pytest.fixture
 def site(start):
     up = start(environment={"SLUICE_DIAGNOSTICS": "true"})
-    line = up.expect("key of the first admin")
+    admins = up.admins()
     up.expect("Ctrl-C stops")
-    site = Site(up, re.search(r"sl_[\w-]{43}", line)[0])
+    site = Site(up, *admins)
     yield site
     site.http.close()

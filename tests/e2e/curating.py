@@ -9,14 +9,18 @@ from tests.worker.conftest import SCHEMA, upload
 
 
 class Site:
-    """A running stack with a curator on it."""
+    """A running stack with two admins and a curator on it, whom the first admin invited."""
 
-    def __init__(self, up, admin_key):
+    def __init__(self, up, admin_key, second_admin):
         self.reach(up)
         self.admin = {"Authorization": f"Bearer {admin_key}"}
+        self.second_admin = self.redeemed(second_admin)
         person = self.ask("POST", "/v1/admin/people", self.admin, json={"name": "carla", "role": "curator"})
-        key = self.ask("POST", f"/v1/admin/people/{person['id']}/keys", self.admin, json={})["key"]
-        self.curator = {"Authorization": f"Bearer {key}"}
+        self.curator = self.redeemed(person["invitation"]["invitation"])
+
+    def redeemed(self, invitation):
+        answer = self.ask("POST", "/v1/invitations/redeem", {}, json={"invitation": invitation})
+        return {"Authorization": f"Bearer {answer['key']}"}
 
     def reach(self, up):
         """The stack that is asked from now on: another start of the same one has another port."""
@@ -26,9 +30,12 @@ class Site:
     def ask(self, method, path, headers=None, **more):
         """Asks until the service answers: parts of it are being killed."""
         end = time.monotonic() + 60
+        headers = self.curator if headers is None else headers
         while True:
             try:
-                answer = self.http.request(method, path, headers=headers or self.curator, **more)
+                answer = self.http.request(
+                    method, path, headers=self.curator if headers is None else headers, **more
+                )
                 if answer.status_code < 500:
                     assert answer.status_code < 300, answer.text
                     return answer.json()

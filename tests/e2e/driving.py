@@ -57,6 +57,11 @@ class Up:
             if re.search(pattern, line):
                 return line
 
+    def admins(self):
+        """The key of the first admin and the invitation of the second, as a new site prints them."""
+        key = re.search(r"sl_[\w-]{43}", self.expect("key of the first admin"))[0]
+        return key, re.search(r"sli_[\w-]{43}", self.expect("invitation of a second admin"))[0]
+
     def ready(self):
         self.expect("ready in")
         self.expect("Ctrl-C stops")

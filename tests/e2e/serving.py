@@ -17,7 +17,7 @@ from client.local.servers import Valkey
 from client.local.state import ROLES
 from core import ledger
 from core.database import connect
-from core.people import Role, add_person, issue_key
+from core.people import Role, add_person, invite, redeem
 from core.tables import Dataset, Review, Witness
 from privacy.account import cost_as_epsilon
 from privacy.relation import Relation
@@ -90,7 +90,7 @@ class Site:
         """A new person's id and the text of a key."""
         with Session(self.engine) as session, session.begin():
             person = add_person(session, name=name, role=Role(role))
-            return person.id, issue_key(session, person, label="test", days=1)[1]
+            return person.id, redeem(session, invite(session, person, by=None)[1], label="test", days=1)[1]
 
     def level(self):
         """As if the sweeper had just compared the ledger with its witness."""

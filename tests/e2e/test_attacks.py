@@ -7,13 +7,13 @@ tests/e2e/test_restore.py plays the restored backup.
 import hashlib
 import json
 import os
-import re
 import subprocess
 
 import httpx
 import psycopg
 import pytest
 
+from client.api import Sluice
 from tests.e2e.driving import SLUICE, plain_environment
 from tests.worker.conftest import GSWGAN, SCHEMA, npz, upload
 from tests.worker.test_checking import arrays, members_swapped, zipped_anew
@@ -24,12 +24,13 @@ IMAGES = ("--image", "8x8", "--classes", "dark,light", "--records", "200")
 class Stand:
     """A running site, the command line of several people, and the database logins of its roles."""
 
-    def __init__(self, up, key, directory):
+    def __init__(self, up, key, second_admin, directory):
         self.up, self.url, self.directory = up, f"http://127.0.0.1:{up.port}", directory
-        self.keys = {"admin": key}
-        for name, role in (("carla", "curator"), ("cora", "curator"), ("otto", "admin")):
-            self.run("admin", "people", "add", name, "--role", role)
-            self.keys[name] = self.run("admin", "keys", "add", name)["key"]
+        with Sluice(self.url) as service:
+            self.keys = {"admin": key, "otto": service.redeem(second_admin)["key"]}
+            for name in ("carla", "cora"):
+                added = self.run("admin", "people", "add", name, "--role", "curator")
+                self.keys[name] = service.redeem(added["invitation"]["invitation"])["key"]
 
     def run(self, who, *arguments, code=0):
         """A command of this person: its answer as JSON, or the problem it was refused with."""
@@ -62,9 +63,9 @@ class Stand:
 @pytest.fixture
 def stand(start, tmp_path):
     up = start(environment={"SLUICE_CAP_EPSILON": "10"})
-    key = re.search(r"sl_[\w-]{43}", up.expect("key of the first admin"))[0]
+    admins = up.admins()
     up.expect("Ctrl-C stops")
-    return Stand(up, key, tmp_path)
+    return Stand(up, *admins, tmp_path)
 
 
 def test_two_curators_try_to_get_budget_for_nothing(stand, tmp_path):

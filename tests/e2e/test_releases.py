@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from types import SimpleNamespace
@@ -54,15 +53,21 @@ class Person:
 @pytest.fixture
 def people(start, tmp_path):
     up = start(environment={"SLUICE_DIAGNOSTICS": "true"})
-    key = re.search(r"sl_[\w-]{43}", up.expect("key of the first admin"))[0]
+    key, second_admin = up.admins()
     up.expect("Ctrl-C stops")
     url = f"http://127.0.0.1:{up.port}"
-    found = {"ada": Person(url, key, tmp_path / "ada")}
-    for name, role in (("carla", "curator"), ("dora", "curator"), ("anna", "analyst"), ("otto", "analyst")):
-        added = found["ada"].told("people", "add", name, "--role", role)
-        key = found["ada"].told("keys", "add", name)["key"]
-        found[name] = Person(url, key, tmp_path / name)
-        found[name].id = added["id"]
+    with Sluice(url) as service:
+        found = {"ada": Person(url, key, tmp_path / "ada")}
+        found["bert"] = Person(url, service.redeem(second_admin)["key"], tmp_path / "bert")
+        # Dora approves what Carla drafts: no one person invited both.
+        for inviter, name, role in (
+            ("ada", "carla", "curator"), ("bert", "dora", "curator"),
+            ("ada", "anna", "analyst"), ("ada", "otto", "analyst"),
+        ):  # fmt: skip
+            added = found[inviter].told("people", "add", name, "--role", role)
+            key = service.redeem(added["invitation"]["invitation"])["key"]
+            found[name] = Person(url, key, tmp_path / name)
+            found[name].id = added["id"]
     found["ada"].told("teams", "add", "digits")
     for name in ("carla", "dora"):
         found["ada"].told("teams", "move", name, "digits")

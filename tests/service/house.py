@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from core import binding
 from core.database import connect
-from core.people import Role, add_person, issue_key
+from core.people import Role, add_person, invite, redeem
 from core.settings import ServiceSettings
 from core.stores.witness import DirectoryWitness
 from core.witness import WitnessLog, compare
@@ -96,11 +96,26 @@ class House:
     def person(self, role: str, name: str | None = None) -> Caller:
         """Somebody new, with a key."""
         name = name or f"{role}-{uuid.uuid4().hex[:8]}"
-        with Session(self.engine) as session, session.begin():
+        with self.session("owner") as session:
             person = add_person(session, name=name, role=Role(role))
-            _, key = issue_key(session, person, label="test", days=1)
+            _, key = redeem(session, invite(session, person, by=None)[1], label="test", days=1)
             id = person.id
         return self.caller(name, id, key)
+
+    def invited(self, by: Caller, role: str, confirmed_by: Caller | None = None) -> Caller:
+        """Somebody whom an admin added over HTTP, with the key that the invitation gave."""
+        added = by.post("/v1/admin/people", json={"name": f"i{uuid.uuid4().hex}", "role": role}).json()
+        invitation = added["invitation"]
+        if confirmed_by:
+            answer = confirmed_by.post(f"/v1/admin/invitations/{invitation['id']}/confirm")
+            assert answer.status_code == 200, answer.text
+            invitation = answer.json()
+        return self.redeemed(added["id"], invitation["invitation"])
+
+    def redeemed(self, person: str, invitation: str) -> Caller:
+        answer = self.anonymous.post("/v1/invitations/redeem", json={"invitation": invitation})
+        assert answer.status_code == 201, answer.text
+        return self.caller(person, uuid.UUID(person), answer.json()["key"])
 
     def caller(self, name: str, id: uuid.UUID, key: str) -> Caller:
         http = httpx.Client(
