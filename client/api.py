@@ -247,10 +247,10 @@ class Sluice:
     def remove_reader(self, id: str, person: str) -> None:
         self._send("DELETE", f"/v1/releases/{_part(id)}/readers/{_part(person)}")
 
-    def downloads(self, id: str, paths: list[str]) -> list[Json]:
-        """Addresses of files of a published release, good for a quarter of an hour."""
-        body = {"paths": paths}
-        found: list[Json] = self._post(f"/v1/releases/{_part(id)}/downloads", body, again=True)["files"]
+    def downloads(self, id: str, paths: list[str], *, review: bool = False) -> list[Json]:
+        """Addresses of files of a published release or one under `review`, good for a quarter of an hour."""
+        path = f"/v1/releases/{_part(id)}/{'review/' if review else ''}downloads"
+        found: list[Json] = self._post(path, {"paths": paths}, again=True)["files"]
         return found
 
     def signing_keys(self) -> list[Json]:

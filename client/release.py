@@ -13,6 +13,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,10 +51,14 @@ class Release:
         directory: str | Path,
         *,
         resume: bool = True,
+        review: bool = False,
         tell: Tell = lambda _done, _all: None,
         pause: Callable[[float], None] = time.sleep,
     ) -> Path:
-        """Fetches the files that are not here yet; a cut one goes on where it ended. `tell` hears bytes."""
+        """Fetches the files that are not here yet; a cut one goes on where it ended. `tell` hears bytes.
+
+        `review` fetches the bundle under review, which has no statement and no signature yet.
+        """
         if self.service is None:
             raise CannotRun("a release in a directory is downloaded already")
         if self.view["state"] in ("withdrawing", "withdrawn"):
@@ -65,14 +70,15 @@ class Release:
         from client.trust import meet
 
         meet(self.service)
-        wanted = sorted({each["path"] for each in self.view["files"]} | {"attestation.json"})
-        files = self.service.downloads(self.view["id"], wanted)
+        wanted = {each["path"] for each in self.view["files"]} | (set() if review else {"attestation.json"})
+        sign = partial(self.service.downloads, self.view["id"], review=review)
+        files = sign(sorted(wanted))
         total, done = sum(each["size"] for each in files), 0
         to = Path(directory)
         with httpx.Client(timeout=_PATIENCE) as store:
             for file in files:
                 _fetch(
-                    self, store, file, to, resume, lambda here, before=done: tell(before + here, total), pause
+                    sign, store, file, to, resume, lambda here, before=done: tell(before + here, total), pause
                 )
                 done += file["size"]
                 tell(done, total)
@@ -181,7 +187,7 @@ class Release:
 
 
 def _fetch(
-    release: Release,
+    sign: Callable[[list[str]], list[Json]],
     store: httpx.Client,
     file: Json,
     directory: Path,
@@ -212,7 +218,7 @@ def _fetch(
             # A line that is cut again and again still gets there, as long as each time something arrives.
             failures = 0 if _size(part) > before else failures + 1
             pause(0.5 * 2**failures)
-            [fresh] = release.service.downloads(release.view["id"], [file["path"]])  # type: ignore[union-attr]
+            [fresh] = sign([file["path"]])
             url = fresh["url"]
     except OSError as problem:
         raise CannotRun(f"{place} cannot be written ({problem.strerror}): name another directory") from None

@@ -67,6 +67,7 @@ def show_one(release: "Json") -> None:
         rows.append(("approved by", f"{yes} of {release['reviewers'] - 1 or 1}" if yes else "nobody yet"))
     if release["state"] == "in_review":
         rows.append(("where it comes from", f"sluice releases review {release['id']}"))
+        rows.append(("its files", f"sluice releases download {release['id']} DIR --review"))
         rows.append(
             ("to approve it", f"sluice releases approve {release['id']} --digest {release['digest']}")
         )
@@ -275,22 +276,28 @@ def grant(
 
 
 @app.command()
-@connected(verifying.show)
+@connected(lambda result: verifying.show_reviewed(result) if "signed" in result else verifying.show(result))
 def download(
     service: "Sluice",
     release: Id,
     to: Annotated[
         Path | None, typer.Argument(metavar="DIR", help="By default called as the release is.")
     ] = None,
+    review: Annotated[
+        bool, typer.Option("--review", help="The bundle under review, for whoever may approve it.")
+    ] = False,
 ) -> "Json":
-    """Fetch a published release and verify it. A cut download goes on where it ended."""
+    """Fetch a published release and verify it. A cut download goes on where it ended.
+
+    With --review: the bundle under review, compared with the digest to approve. It is not signed yet.
+    """
     found = service.release(release)
     name = found.view["name"]
     if to is None and ("/" in name or name.startswith(".")):
         raise CannotRun(f"a directory cannot be called {name}: name one")
     with bar("bytes") as update:
-        found.download(to or Path(name), tell=lambda done, total: update(name, done, total))
-    return found.verify()
+        found.download(to or Path(name), review=review, tell=lambda done, total: update(name, done, total))
+    return verifying.verify_reviewed(found.directory, found.view["digest"]) if review else found.verify()
 
 
 @app.command()

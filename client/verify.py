@@ -30,7 +30,14 @@ def verify(
     from privacy.problems import Problem
 
     hashes, small = _read(directory)
-    envelope = small.pop(attest.ATTESTATION, b"")
+    if attest.ATTESTATION not in small:
+        raise NotVerified(
+            attest.NotSigned(
+                "There is no attestation.json. A bundle that was fetched for review is neither signed nor "
+                "published yet; download the release once it is."
+            )
+        )
+    envelope = small.pop(attest.ATTESTATION)
     try:
         [signature] = json.loads(envelope)["signatures"]
         key = str(signature["keyid"])
@@ -63,6 +70,29 @@ def verify(
             "from": trust.revocations_from,
         },
     }
+
+
+def verify_reviewed(directory: Path, digest: str) -> "Json":
+    """Whether a directory holds exactly the bundle of a digest: what an approval of that digest is of."""
+    from privacy import attest
+
+    hashes, small = _read(directory)
+    sums = small.get(attest.SUMS, b"")
+    if hashes.get(attest.SUMS) != digest or sums != attest.sums(hashes) or attest.ATTESTATION in small:
+        raise NotVerified(
+            attest.BundleAltered(
+                f"They are not exactly the bundle {digest}; download into an empty directory."
+            )
+        )
+    return {"directory": str(directory), "bundle": digest, "signed": False, "published": False}
+
+
+def show_reviewed(result: "Json") -> None:
+    facts(
+        ("directory", result["directory"]),
+        ("files", f"those of bundle {result['bundle']}"),
+        ("signed, published", "no: this is the bundle under review"),
+    )
 
 
 def _owner(privacy: "Json") -> "Json":

@@ -302,6 +302,16 @@ class Reader(Base):
     at: Mapped[datetime] = _now()
 
 
+class ReviewCopy(Base):
+    """A bundle that lies in the public bucket for its reviewers; see core.stores.shelf.review_key."""
+
+    __tablename__ = "review_copies"
+
+    release_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("releases.id"), primary_key=True)
+    build: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    digest: Mapped[bytes] = mapped_column(primary_key=True)
+
+
 class SigningKey(Base):
     """The public half of a key the publisher signs with, or once signed with."""
 

@@ -40,6 +40,11 @@ class BadSignature(Problem):
     title = "The statement is not as it was signed"
 
 
+class NotSigned(Problem):
+    slug = "not-signed"
+    title = "The bundle is not signed"
+
+
 class UnknownKey(Problem):
     slug = "unknown-key"
     title = "The statement was signed with a key that is not known"

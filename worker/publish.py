@@ -43,7 +43,7 @@ from core.tables import Approval, Dataset, Job, Release, Revocations, SigningKey
 from privacy import attest
 from privacy.attest import ATTESTATION, MANIFEST, PRIVACY, SUMS, Signer
 from privacy.problems import Problem as PrivacyProblem
-from worker import life
+from worker import copies, life
 from worker.claims import LEASE, MOST_ATTEMPTS, Fenced
 from worker.paid import all_paid, require_stated
 
@@ -107,6 +107,12 @@ class Publisher:
 
     def run(self, id: uuid.UUID) -> bool:
         """Does what is due for a release, if anything; True if it should be rung for again."""
+        try:
+            return self._work(id)
+        finally:
+            copies.remove_unneeded(self.engine, self.public, id)
+
+    def _work(self, id: uuid.UUID) -> bool:
         held = self._claim(id)
         if held is None:
             _log.info("nothing_to_do", release_id=str(id))
@@ -206,9 +212,11 @@ class Publisher:
             directory = Path(name)
             made = bundle.build(directory, facts, files, drawn=drawn)
             self.point("built")
+            copy = copies.begin(self.engine, row, made.digest)
             for file in made.files:
                 self._go_on(held)
                 self.bundles.put(row.id, made.digest, file["path"], directory / file["path"])
+                self.public.put_copy(copy(file["path"]), directory / file["path"])
                 self.point("kept")
         held.write(
             state="in_review", fault=None, lease_until=None, done=row.count, digest=made.digest,

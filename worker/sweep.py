@@ -23,10 +23,11 @@ from core.parts import forget_gone
 from core.queue import bell, ring
 from core.settings import SweepSettings
 from core.stores.witness import witness_store
-from core.tables import Dataset, Job, Release, Revocations
+from core.tables import Dataset, Job, Release, ReviewCopy, Revocations
 from core.witness import WitnessLog, compare
 from worker import life
 from worker.claims import MOST_ATTEMPTS
+from worker.copies import unneeded
 
 _log = log.get("sweep")
 SWEEP_SECONDS = 2.0
@@ -53,6 +54,8 @@ def unpublished(session: Session) -> list[tuple[str, object]]:
     due = Release.state.in_(("building", "publishing", "withdrawing"))
     found = select(Release.id).where(due, free).order_by(Release.created_at).limit(100)
     rings: list[tuple[str, object]] = [("publish.run", id) for id in session.scalars(found)]
+    left = unneeded().with_only_columns(ReviewCopy.release_id).distinct().limit(100)
+    rings += [("publish.run", id) for id in session.scalars(left)]
     # A list of withdrawn releases says when it was signed: a fresh one cannot be held back unnoticed.
     newest = session.scalars(select(func.max(Revocations.at))).one()
     if newest is not None and newest < datetime.now(UTC) - timedelta(days=1):

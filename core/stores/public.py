@@ -1,4 +1,4 @@
-"""The public bucket, for the publisher: files are put once and never replaced."""
+"""The public bucket, for the publisher: what is published is put once and never replaced."""
 
 import hashlib
 from pathlib import Path
@@ -44,6 +44,15 @@ class PublicStore:
     def remove(self, release: object, digest: bytes, path: str) -> None:
         """Signed links to it are dead from here on. Nothing there is fine."""
         self._client.delete_object(Bucket=self._bucket, Key=public_key(release, digest, path))
+
+    def put_copy(self, key: str, file: Path) -> None:
+        """For reviewers. A key has the digest of its bundle: whoever puts it again puts the same bytes."""
+        with file.open("rb") as body:
+            self._client.put_object(Bucket=self._bucket, Key=key, Body=body)
+
+    def remove_copy(self, key: str) -> None:
+        """Nothing there is fine."""
+        self._client.delete_object(Bucket=self._bucket, Key=key)
 
     def bury(self, release: object, digest: bytes, body: bytes) -> None:
         """Leaves word where a release was."""

@@ -1,4 +1,4 @@
-"""The public bucket, for the service: it signs downloads of what was published."""
+"""The public bucket, for the service: it signs downloads of what was published or is under review."""
 
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,15 @@ SIGNED_SECONDS = 900
 def public_key(release: object, digest: bytes, path: str) -> str:
     """Where a file of a release lies: under its bundle's digest, so that no other bundle takes its place."""
     return f"releases/{release}/{digest.hex()}/{path}"
+
+
+def review_key(release: object, build: int, digest: bytes, path: str) -> str:
+    """Where a file of a bundle lies while it is reviewed.
+
+    With the number of the build: a new build often has the same digest, and removing the copy of the old one
+    must not take the new one away.
+    """
+    return f"review/{release}/{build}/{digest.hex()}/{path}"
 
 
 class Shelf:

@@ -1,4 +1,4 @@
-"""Teams: people who share datasets, jobs and reviews.
+"""Teams: people who share datasets, jobs and reviews; copies of bundles for those who review them.
 
 A dataset belongs to the team that its owner is in when it is registered; jobs and releases follow their
 dataset. A person without a team shares with nobody.
@@ -18,7 +18,15 @@ CREATE TABLE teams (
 ALTER TABLE people ADD COLUMN team_id uuid REFERENCES teams;
 ALTER TABLE datasets ADD COLUMN team_id uuid REFERENCES teams;
 CREATE INDEX datasets_by_team ON datasets (team_id, created_at DESC, id DESC);
-CREATE INDEX jobs_by_dataset ON jobs (dataset_id)
+CREATE INDEX jobs_by_dataset ON jobs (dataset_id);
+-- Bundles that lie in the public bucket for their reviewers. A row is there before the first file is put, and
+-- until the last is removed.
+CREATE TABLE review_copies (
+    release_id uuid NOT NULL REFERENCES releases,
+    build bigint NOT NULL,
+    digest bytea NOT NULL CONSTRAINT review_copies_digest CHECK (length(digest) = 32),
+    PRIMARY KEY (release_id, build, digest)
+)
 """
 
 GUARDS = """
@@ -66,7 +74,9 @@ CREATE TRIGGER approvals_by_colleagues BEFORE INSERT ON approvals
 
 RIGHTS = """
 GRANT SELECT, INSERT ON teams TO sluice_service;
-GRANT UPDATE (team_id) ON people, datasets TO sluice_service
+GRANT UPDATE (team_id) ON people, datasets TO sluice_service;
+GRANT SELECT ON review_copies TO sluice_service, sluice_sweep;
+GRANT SELECT, INSERT, DELETE ON review_copies TO sluice_publish
 """
 
 

@@ -3,8 +3,9 @@
 import hashlib
 import secrets
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, delete, false, or_, select
@@ -13,8 +14,8 @@ from sqlalchemy.orm import Session
 
 from core.errors import Forbidden, NotFound, Problem, WrongState
 from core.people import Role, require_independent
-from core.stores.shelf import SIGNED_SECONDS, Shelf, public_key
-from core.tables import Account, Approval, Dataset, Job, Person, Reader, Release
+from core.stores.shelf import SIGNED_SECONDS, Shelf, public_key, review_key
+from core.tables import Account, Approval, Dataset, Job, Person, Reader, Release, ReviewCopy
 from core.witness import require_level
 from service.auth import Who
 from service.jobs.actions import find as find_job
@@ -251,11 +252,29 @@ def downloads(session: Session, who: Who, id: uuid.UUID, paths: list[str], shelf
     statement = (row.attestation or "").encode()
     sha256 = hashlib.sha256(statement).hexdigest()
     known[ATTESTATION] = {"path": ATTESTATION, "size": len(statement), "sha256": sha256}
+    return _signed(known, paths, shelf, partial(public_key, id, row.digest))
+
+
+def review_downloads(session: Session, who: Who, id: uuid.UUID, paths: list[str], shelf: Shelf) -> Downloads:
+    """Signed addresses of files of the bundle under review: the bytes of the digest that is approved.
+
+    They are samples of a model whose training is paid for, so that a look at them costs nothing.
+    """
+    row = _found_to_review(session, who, id)
+    if row.state not in ("in_review", "approved") or row.digest is None:
+        raise WrongState("There is no bundle under review; one that is out has /downloads.", state=row.state)
+    if session.get(ReviewCopy, (id, row.build, row.digest)) is None:
+        raise WrongState("It was built before bundles were kept for review; build it anew.", state=row.state)
+    known = {file["path"]: file for file in row.files or ()}
+    return _signed(known, paths, shelf, partial(review_key, id, row.build, row.digest))
+
+
+def _signed(
+    known: dict[str, dict[str, Any]], paths: list[str], shelf: Shelf, key: Callable[[str], str]
+) -> Downloads:
     if odd := [path for path in paths if path not in known]:
         raise NotFound(f"{len(odd)} of the paths are none of this release; see its files.")
-    files = [
-        Download(**known[path], url=shelf.sign_download(public_key(id, row.digest, path))) for path in paths
-    ]
+    files = [Download(**known[path], url=shelf.sign_download(key(path))) for path in paths]
     return Downloads(files=files, expires_in=SIGNED_SECONDS)
 
 

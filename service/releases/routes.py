@@ -94,6 +94,14 @@ def review(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep) -> ReviewVie
     return actions.review(session, who, id)
 
 
+@router.post("/{id}/review/downloads")
+def review_downloads(
+    id: uuid.UUID, body: Paths, who: CuratorOrAdmin, session: SessionDep, request: Request
+) -> Downloads:
+    """Signed addresses of files of the bundle under review, for whoever may approve it and its author."""
+    return actions.review_downloads(session, who, id, body.paths, request.app.state.shelf)
+
+
 @router.post("/{id}/approve")
 def approve(id: uuid.UUID, body: Approve, who: CuratorOrAdmin, session: SessionDep) -> ReleaseView:
     """Say yes to the bundle with this digest; not for its author. Building it anew voids the yes."""
@@ -109,9 +117,11 @@ def rebuild(id: uuid.UUID, who: Curator, session: SessionDep, request: Request) 
 
 
 @router.post("/{id}/discard")
-def discard(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep) -> ReleaseView:
+def discard(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep, request: Request) -> ReleaseView:
     """Give up a release that was never published."""
-    return _view(session, who, actions.discard(session, who, id))
+    row = actions.discard(session, who, id)
+    _ring(request, id)  # the publisher removes the copy for review
+    return _view(session, who, row)
 
 
 @router.post("/{id}/publish", status_code=HTTP_202_ACCEPTED)

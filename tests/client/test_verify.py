@@ -1,6 +1,7 @@
 """`sluice verify`: what was signed passes; whichever byte of whichever file is other, it does not."""
 
 import base64
+import hashlib
 import json
 import random
 import shutil
@@ -14,7 +15,7 @@ from client import trust
 from client.api import Sluice
 from client.main import main
 from client.problems import NotVerified
-from client.verify import verify
+from client.verify import verify, verify_reviewed
 from privacy.account import cost_as_epsilon
 from privacy.accountant import Accountant, cost
 from privacy.attest import Signer, readable
@@ -255,9 +256,19 @@ def test_a_bundle_that_is_not_whole_or_not_one(here, damage, sluice):
     assert err.startswith("sluice: The files are not those of the statement: ")
 
 
-def test_without_its_statement_a_bundle_is_nothing(here):
+def test_a_bundle_fetched_for_review_is_not_signed(here, sluice):
+    """It has no statement: it can be compared with the digest under review, and passes for nothing else."""
     (here / "a/attestation.json").unlink()
-    assert refused(here / "a", here / "keys.json").slug == "bad-signature"
+    assert refused(here / "a", here / "keys.json").slug == "not-signed"
+    code, _, err = sluice("verify", here / "a", "--key", here / "keys.json", "--offline")
+    assert (code, "neither signed nor published yet" in err) == (3, True)
+    digest = hashlib.sha256((here / "a/SHA256SUMS").read_bytes()).hexdigest()
+    assert verify_reviewed(here / "a", digest)["published"] is False
+    with pytest.raises(NotVerified):
+        verify_reviewed(here / "a", "ab" * 32)
+    (here / "a/README.md").write_text("other")
+    with pytest.raises(NotVerified):
+        verify_reviewed(here / "a", digest)
 
 
 def test_a_key_that_nobody_trusts(here, sluice):

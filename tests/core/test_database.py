@@ -33,7 +33,17 @@ RIGHTS = {
         ("people", "invitations", "entries", "datasets", "reviews", "jobs", "grants", "replies", "teams"), ADD
     )
     | dict.fromkeys(
-        ("accounts", "witness", "signing_keys", "revocations", "diagnostics", "keys", "rules"), SEE
+        (
+            "accounts",
+            "witness",
+            "signing_keys",
+            "revocations",
+            "diagnostics",
+            "keys",
+            "rules",
+            "review_copies",
+        ),
+        SEE,
     )
     | {"releases": ADD, "approvals": ADD, "readers": ADD | {"DELETE"}},
     "train": {
@@ -46,9 +56,11 @@ RIGHTS = {
         "diagnostics": ADD | {"UPDATE"},
     },
     "publish": dict.fromkeys(("accounts", "entries", "datasets", "jobs", "releases", "approvals"), SEE)
-    | {"signing_keys": ADD, "revocations": ADD},
+    | {"signing_keys": ADD, "revocations": ADD, "review_copies": ADD | {"DELETE"}},
     "sweep": {"entries": ADD}
-    | dict.fromkeys(("accounts", "datasets", "jobs", "witness", "releases", "revocations"), SEE),
+    | dict.fromkeys(
+        ("accounts", "datasets", "jobs", "witness", "releases", "revocations", "review_copies"), SEE
+    ),
 }
 # role → table → the columns it may change, all of them.
 COLUMNS = {
@@ -103,7 +115,7 @@ COLUMNS = {
 TABLES = {
     "people", "keys", "accounts", "reviews", "datasets", "jobs", "entries", "grants", "replies", "witness",
     "parts", "alembic_version", "releases", "approvals", "readers", "signing_keys", "revocations",
-    "diagnostics", "teams", "invitations", "rules",
+    "diagnostics", "teams", "review_copies", "invitations", "rules",
 }  # fmt: skip
 ALL_RIGHTS = ["SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER"]
 

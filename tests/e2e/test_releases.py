@@ -112,6 +112,11 @@ def test_from_a_file_to_a_release_and_back(people):
     assert "digits of carla: about 300 records, images of 28 x 28 x 1 in 10 classes" in printed
     assert f"sluice releases approve {id} --digest {digest}" in printed
     anna.refused("not-found", "releases", "review", id)
+    fetched = dora.told("releases", "download", id, "looked-at", "--review")
+    assert (fetched["bundle"], fetched["signed"], fetched["published"]) == (digest, False, False)
+    with np.load(dora.directory / "looked-at/data/images.npz") as held:
+        assert held["x"].shape[0] == 50
+    dora.refused("not-signed", "verify", "looked-at")
     assert dora.told("releases", "approve", id, "--digest", digest)["state"] == "approved"
     carla.told("releases", "rebuild", id)  # the same facts, but a new build: nobody looked at it yet
     carla.refused("not-approved", "releases", "publish", id)

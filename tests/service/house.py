@@ -269,6 +269,8 @@ class House:
             digest, Jsonb(files), Jsonb({"kind": "sluice-release"}), Jsonb(privacy or STATED), b"a picture",
             release, role="publish",
         )  # fmt: skip
+        listed = "INSERT INTO review_copies SELECT id, build, digest FROM releases WHERE id = %s"
+        self.sql(f"{listed} ON CONFLICT DO NOTHING", release, role="publish")
         return digest.hex()
 
     def put(self, release: str) -> None:

@@ -103,6 +103,7 @@ def bodies(dataset: str) -> dict[str, tuple[str, dict]]:
         "POST /v1/releases/{id}/withdraw": {"reason": "r"},
         "POST /v1/releases/{id}/readers": {"person": str(uuid.uuid4())},
         "POST /v1/releases/{id}/downloads": {"paths": ["manifest.json"]},
+        "POST /v1/releases/{id}/review/downloads": {"paths": ["manifest.json"]},
     }  # fmt: skip
 
 

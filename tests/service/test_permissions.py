@@ -49,6 +49,7 @@ TABLE: dict[str, tuple[int, int, int, int]] = {
     "GET /v1/releases/{id}": (404, 404, 200, 200),  # granted to neither
     "GET /v1/releases/{id}/preview": (404, 404, 200, 200),
     "GET /v1/releases/{id}/review": (403, 404, 200, 200),
+    "POST /v1/releases/{id}/review/downloads": (403, 404, 200, 200),
     "POST /v1/releases/{id}/approve": (403, 404, 200, 403),  # the owner is its author
     "POST /v1/releases/{id}/rebuild": (403, 404, 403, 202),
     "POST /v1/releases/{id}/discard": (403, 404, 200, 409),
@@ -100,6 +101,7 @@ MATES: dict[str, int] = {
     "GET /v1/releases/{id}": 200,
     "GET /v1/releases/{id}/preview": 200,
     "GET /v1/releases/{id}/review": 200,
+    "POST /v1/releases/{id}/review/downloads": 200,
     "POST /v1/releases/{id}/approve": 200,
     "POST /v1/releases/{id}/rebuild": 403,
     "POST /v1/releases/{id}/discard": 403,
@@ -245,7 +247,7 @@ def release(house: House, path: str, job: str) -> tuple[dict | None, dict]:
     """A release in the state this route is for, and a body for it."""
     if path == "/v1/releases":
         return {"job": job, "name": "r"}, {}
-    if path.endswith(("/downloads", "/withdraw")):
+    if path.endswith(("/{id}/downloads", "/withdraw")):
         id = house.published(house.curator, job)["id"]
         body = {"paths": ["manifest.json"]} if path.endswith("/downloads") else {"reason": "a mistake"}
         return body, {"id": id}
@@ -253,6 +255,8 @@ def release(house: House, path: str, job: str) -> tuple[dict | None, dict]:
     digest = house.built(id)
     if path.endswith("/approve"):
         body = {"digest": digest}
+    elif path.endswith("/review/downloads"):
+        body = {"paths": ["manifest.json"]}
     elif path.endswith("/publish"):
         assert house.admin.post(f"/v1/releases/{id}/approve", json={"digest": digest}).status_code == 200
     elif path.endswith("/readers"):

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from core.stores import s3
-from core.stores.shelf import public_key
+from core.stores.shelf import public_key, review_key
 from tests.service.house import STATED, opened
 
 
@@ -334,19 +334,25 @@ def test_an_approver_sees_every_job_of_a_relay(house):
 # ---- links
 
 
-@pytest.fixture
-def shelved(house, job):
-    """A published release with a real object behind its one file."""
-    release = house.published(house.curator, job, audience="everyone")
+@pytest.fixture(scope="module")
+def publisher(shared_house):
+    house = shared_house
     keys = house.servers.environments["publish"]
     publisher = s3.client(
         endpoint=house.servers.s3_endpoint, region="us-east-1", access_key=keys["SLUICE_S3_ACCESS_KEY"],
         secret_key=keys["SLUICE_S3_SECRET_KEY"],
     )  # fmt: skip
+    yield publisher
+    publisher.close()
+
+
+@pytest.fixture
+def shelved(house, job, publisher):
+    """A published release with a real object behind its one file."""
+    release = house.published(house.curator, job, audience="everyone")
     key = public_key(release["id"], bytes.fromhex(release["digest"]), "manifest.json")
     publisher.put_object(Bucket="sluice-public", Key=key, Body=b"{}")
-    yield release["id"], key, publisher
-    publisher.close()
+    return release["id"], key, publisher
 
 
 def signed(house, id):
@@ -394,6 +400,45 @@ def test_a_link_is_good_for_nothing_else(house, shelved):
     assert {name: answer.status_code for name, answer in tries.items()} == dict.fromkeys(tries, 403)
     assert httpx.post(url, content=b"x").status_code in (403, 405)
     assert httpx.get(url).content == b"{}"  # nothing was changed by any of it
+
+
+def test_a_reviewer_gets_the_bundle_under_review_and_nobody_else_does(house, job, publisher):
+    id = house.draft(house.curator, job, audience="everyone")["id"]
+    path, body = f"/v1/releases/{id}/review/downloads", {"paths": ["manifest.json"]}
+    assert house.mate.post(path, json=body).json()["slug"] == "wrong-state"  # not built yet
+    digest = house.built(id)
+    key = review_key(id, 1, bytes.fromhex(digest), "manifest.json")
+    publisher.put_object(Bucket="sluice-public", Key=key, Body=b"{}")
+    for who in (house.mate, house.admin, house.curator):
+        [file] = who.post(path, json=body).json()["files"]
+        found = httpx.get(file["url"])
+        assert (found.status_code, hashlib.sha256(found.content).hexdigest()) == (200, file["sha256"])
+    told = [who.post(path, json=body).status_code for who in (house.curator2, house.analyst)]
+    assert told == [404, 403]
+    for odd in ("attestation.json", "../manifest.json"):
+        assert house.mate.post(path, json={"paths": [odd]}).status_code == 404
+    assert act(house.mate, id, "approve", digest=digest) == (200, "approved")
+    assert house.mate.post(path, json=body).status_code == 200
+    assert act(house.curator, id, "publish") == (202, "publishing")
+    assert house.mate.post(path, json=body).json()["slug"] == "wrong-state"
+    house.put(id)
+    publisher.delete_object(Bucket="sluice-public", Key=key)
+    assert httpx.get(file["url"]).status_code in (403, 404)
+
+
+def test_a_bundle_built_anew_is_another_one_to_review(house, job):
+    id = house.draft(house.curator, job)["id"]
+    path, body = f"/v1/releases/{id}/review/downloads", {"paths": ["manifest.json"]}
+    digest = house.built(id)
+    first = house.mate.post(path, json=body).json()["files"][0]["url"]
+    assert act(house.curator, id, "rebuild") == (202, "building")
+    assert house.mate.post(path, json=body).json()["slug"] == "wrong-state"
+    house.built(id, bytes.fromhex(digest))
+    second = house.mate.post(path, json=body).json()["files"][0]["url"]
+    assert f"/review/{id}/1/{digest}/" in first
+    assert f"/review/{id}/2/{digest}/" in second
+    house.sql("DELETE FROM review_copies WHERE release_id = %s", id)  # as of a bundle of an older version
+    assert "build it anew" in house.mate.post(path, json=body).json()["detail"]
 
 
 def test_a_link_expires(house, shelved, monkeypatch):

@@ -39,6 +39,7 @@ from privacy.relation import Relation
 from tests.worker.conftest import GSWGAN
 from worker.claims import claim
 from worker.publish import make_publisher
+from worker.sweep import unpublished
 from worker.synthesizers.classifier import Classifier, ClassifierShape
 from worker.synthesizers.dcgan import DCGAN
 from worker.synthesizers.image import WEIGHTS, ImageSynthesizer
@@ -198,6 +199,27 @@ class Desk:
         }
         return {key.removeprefix(prefix).split("/", 1)[1]: body for key, body in bodies.items()}
 
+    def copies(self, release):
+        """Keys of whatever lies in the public bucket for the reviewers of a release."""
+        prefix = f"review/{release}/"
+        found = self.admin.list_objects_v2(Bucket="sluice-public", Prefix=prefix).get("Contents", [])
+        return [entry["Key"].removeprefix(prefix) for entry in found]
+
+    def copy(self, release, build, digest):
+        prefix = f"{build}/{digest.hex()}/"
+        return {
+            key.removeprefix(prefix): self.admin.get_object(
+                Bucket="sluice-public", Key=f"review/{release}/{key}"
+            )["Body"].read()
+            for key in self.copies(release)
+            if key.startswith(prefix)
+        }
+
+    def rings(self):
+        """What the sweeper would ring for."""
+        with Session(self.place.engines["sweep"]) as session:
+            return {id for task, id in unpublished(session) if task == "publish.run"}
+
     def keys(self):
         with Session(self.service) as session:
             return {key.id: key.public for key in session.scalars(select(SigningKey))}
@@ -237,6 +259,10 @@ def test_a_release_is_built_reviewed_published_and_verifies(desk):
     }
     assert row.preview.startswith(b"\x89PNG")
     assert desk.public(release) == {}
+    copy = {
+        path: hashlib.sha256(body).hexdigest() for path, body in desk.copy(release, 1, row.digest).items()
+    }
+    assert copy == {file["path"]: file["sha256"] for file in row.files}
 
     desk.approve(release)
     desk.ask(release, "publishing")
@@ -245,6 +271,7 @@ def test_a_release_is_built_reviewed_published_and_verifies(desk):
     assert (row.state, row.fault, row.lease_until) == ("published", None, None)
     files = desk.public(release)
     assert set(files) == FILES | {"attestation.json"}
+    assert desk.copies(release) == []  # reviewed and out: the copy is gone
     assert files["attestation.json"] == row.attestation.encode()
     checked = desk.checked(release)
     assert (checked.release, checked.bundle) == (str(release), row.digest.hex())
@@ -258,6 +285,55 @@ def test_a_release_is_built_reviewed_published_and_verifies(desk):
     for body in files.values():  # nothing says whose data it was, nor how much there was
         for secret in (str(dataset.id), dataset.object_key, str(row.job_id)):
             assert secret.encode() not in body
+
+
+@pytest.mark.parametrize("end", ["discarded", "failed"])
+def test_the_copy_for_reviewers_goes_when_a_release_is_given_up(desk, end):
+    release = desk.built()
+    assert len(desk.copies(release)) == len(FILES)
+    if end == "discarded":
+        desk.ask(release, "discarded")
+    else:
+        desk.ask(release, "building", digest=None, build=2)
+        desk.place.change("UPDATE releases SET fence = 1000 WHERE id = %s", release)  # one attempt too many
+    assert release in desk.rings() or end == "failed"
+    desk.publisher.run(release)
+    assert desk.look(release).state == end
+    assert (desk.copies(release), release in desk.rings()) == ([], False)
+
+
+def test_a_new_build_has_a_copy_of_its_own_and_the_old_one_goes(desk):
+    release = desk.built()
+    digest = desk.look(release).digest
+    desk.ask(release, "building", digest=None, build=2)
+    desk.publisher.run(release)
+    assert desk.look(release).digest == digest  # the same facts give the same bytes
+    assert {key.split("/")[0] for key in desk.copies(release)} == {"2"}
+    assert set(desk.copy(release, 2, digest)) == FILES
+
+
+def test_a_publisher_killed_while_it_puts_a_copy_leaves_none_behind(desk):
+    """Discarded meanwhile: nobody would ever build it again, and the sweeper rings all the same."""
+    release = desk.release()
+    assert desk.order(release, "kept", count=3) == -signal.SIGKILL
+    assert len(desk.copies(release)) == 3
+    desk.ask(release, "discarded")
+    desk.expire(release)
+    assert release in desk.rings()
+    desk.publisher.run(release)
+    assert (desk.copies(release), release in desk.rings()) == ([], False)
+
+
+def test_a_copy_that_is_being_put_is_left_alone(desk):
+    """While a publisher holds the release, whatever became of it: the copy goes when the lease is over."""
+    release = desk.built()
+    desk.ask(release, "discarded")
+    desk.place.change("UPDATE releases SET lease_until = now() + interval '1 hour' WHERE id = %s", release)
+    desk.publisher.run(release)
+    assert (len(desk.copies(release)), release in desk.rings()) == (len(FILES), False)
+    desk.expire(release)
+    desk.publisher.run(release)
+    assert desk.copies(release) == []
 
 
 def classifier(**changes):
