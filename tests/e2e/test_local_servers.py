@@ -1,0 +1,214 @@
+"""Another user of the machine that runs `sluice up`: no socket of its servers serves them."""
+
+import json
+import os
+import re
+import shutil
+import ssl
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+import redis
+
+from client.local import state as data_directory
+from client.local.certificate import self_signed
+from client.local.child import knock
+from client.local.servers import Seaweed
+from core.stores import s3
+from tests.e2e import outsider
+from tests.e2e.driving import Up
+
+WEED = Path(sysconfig.get_path("scripts")) / "weed"
+NOBODY = 65534
+SECRET = os.urandom(20_000)  # incompressible, so that it is found in a volume as it is
+OBJECT = {"Bucket": "sluice-private", "Key": "uploads/sealed"}
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory):
+    # With this mask every file and socket that relies on the caller's is open to all.
+    up = Up(tmp_path_factory.mktemp("up") / "data", umask=0)
+    yield up.ready()
+    assert up.stop() == 0
+    up.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def state(up):
+    return data_directory.read(up.data)
+
+
+@pytest.fixture(scope="module")
+def admin(state):
+    keys = state["s3"]["admin"]
+    return s3.client(endpoint=f"http://127.0.0.1:{state['ports'][8]}", region="us-east-1", attempts=1, **keys)
+
+
+class Outsider:
+    """Runs programs as somebody without our files: another user if we may become one."""
+
+    def __init__(self):
+        self.home = Path(tempfile.mkdtemp(prefix="outsider-"))
+        self.environment = {"HOME": str(self.home), "PATH": os.defpath}
+        self.user = {}
+        if os.geteuid() == 0:
+            self.user = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+            os.chown(self.home, NOBODY, NOBODY)
+
+    def start(self, *command, insider=None):
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        who = insider or self.user | {"env": self.environment}
+        return subprocess.Popen([str(part) for part in command], cwd=self.home, **pipes, **who)
+
+    def run(self, *command, text=b"", insider=None):
+        with self.start(*command, insider=insider) as process:
+            return process.communicate(text)[0]
+
+    def has(self, secret):
+        return any(secret in path.read_bytes() for path in self.home.rglob("*") if path.is_file())
+
+
+@pytest.fixture(scope="module")
+def someone():
+    someone = Outsider()
+    try:
+        someone.run(WEED, "version")
+    except PermissionError:
+        pytest.skip("another user cannot run the programs of this checkout")
+    yield someone
+    shutil.rmtree(someone.home)
+
+
+def sockets_of(up):
+    """Every address that a process of the stack has bound: [host, port] of a listener, or a path."""
+    found = set()
+    for process in [up.process, *up.family()]:
+        for connection in psutil.Process(process.pid).net_connections("all"):
+            if connection.status == psutil.CONN_LISTEN:
+                found.add(tuple(connection.laddr))
+            elif isinstance(connection.laddr, str) and connection.laddr:
+                found.add(connection.laddr)
+    return found
+
+
+def test_every_listening_socket_refuses_another_user(up, state, someone):
+    ports = state["ports"]
+    postgres, valkey, store, api = (("127.0.0.1", port) for port in (*ports[:2], ports[8], up.port))
+    inner = {("127.0.0.1", port) for port in ports[2:] if port != ports[8]}
+    grpc = {
+        f"/tmp/seaweedfs-{part}-grpc-{port}.sock"
+        for part, port in zip(("master", "volume", "filer", "s3", "admin"), ports[3::2], strict=True)
+    }
+    found = sockets_of(up)
+    closed = {path for path in found - grpc if isinstance(path, str)}
+    assert found - closed == {postgres, valkey, store, api} | inner | grpc
+
+    # Their certificate is like ours, but for the key.
+    for name, text in zip(("cert", "key"), self_signed("127.0.0.1"), strict=True):
+        (someone.home / name).write_text(text)
+
+    def ask(addresses):
+        command = [sys.executable, "-I", outsider.__file__, someone.home / "cert", someone.home / "key"]
+        asked = subprocess.run(
+            [*command, str(NOBODY)],
+            input=json.dumps(addresses),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        return dict(zip(addresses, json.loads(asked.stdout), strict=True))
+
+    ours = up.data / "s3/tls.pem", up.data / "s3/tls.key"
+    certificate = ssl.PEM_cert_to_DER_cert(ours[0].read_text()).hex()
+    everywhere = sorted(inner) + sorted(grpc)
+    insider = dict(zip(everywhere, outsider.ask(everywhere, *ours), strict=True))
+    for address, answer in ask(everywhere).items():
+        assert answer["peer"] == certificate, address
+        assert answer["plain"] == "" or "HTTP request to an HTTPS server" in answer["plain"], address
+        assert (answer["tls"], answer["own"]) == ("", ""), address
+        assert insider[address]["own"], address  # with our key the same question is answered
+
+    # Sockets without TLS lie in a directory that is closed to others; locks of ports listen to nobody.
+    locks = {path for path in closed if path.startswith("@")}
+    assert len(closed - locks) == 2
+    for path in closed - locks:
+        assert Path(path).parent.stat().st_mode & 0o777 == 0o700, path
+    if someone.user:
+        assert {answer["plain"] for answer in ask(sorted(closed - locks)).values()} == {None}
+    assert {answer["plain"] for answer in ask(sorted("\0" + name[1:] for name in locks)).values()} == {None}
+
+    plain = {address: answer["plain"] for address, answer in ask([store, api]).items()}
+    assert all(body.startswith("HTTP/1.") and SECRET.hex() not in body for body in plain.values())
+    for user in ("sluice", "sluice_service", "postgres"):
+        with pytest.raises(psycopg.OperationalError, match="password"):
+            psycopg.connect(host="127.0.0.1", port=postgres[1], user=user, dbname="sluice", password="guess")
+    with redis.Redis(port=valkey[1]) as queue, pytest.raises(redis.AuthenticationError):
+        queue.execute_command("KEYS", "*")
+
+
+def test_tools_of_seaweedfs_get_and_change_nothing_for_another_user(up, state, admin, someone):
+    ports = state["ports"]
+    master, filer = (f"127.0.0.1:{ports[n]}.{ports[n + 1]}" for n in (2, 6))
+    admin.put_object(**OBJECT, Body=SECRET)
+    own = someone.home / "file"
+    own.write_bytes(b"something else")
+    name = f"/buckets/{OBJECT['Bucket']}/{OBJECT['Key']}"
+    shell = (WEED, "shell", f"-master={master}", f"-filer={filer}")
+    backup = (WEED, "backup", f"-server={master}", "-collection=sluice-private", f"-dir={someone.home}")
+    orders = f"volume.list\nfs.cat {name}\nfs.rm {name}\n".encode()
+    insider = {"env": someone.environment | Seaweed(up.data, state).security()}
+    volumes = re.findall(
+        r"volume Id:(\d+), .*Collection:sluice-private,",
+        someone.run(*shell, text=b"volume.list\n", insider=insider).decode(),
+    )
+    assert volumes
+
+    with someone.start(*shell) as hopeful:  # it tries again for ever, and writes nothing about it
+        hopeful.stdin.write(orders)
+        hopeful.stdin.flush()
+        for volume in volumes:
+            someone.run(*backup, f"-volumeId={volume}")
+        assert b'"fid"' not in someone.run(WEED, "upload", f"-master={master}", own)
+        someone.run(WEED, "filer.copy", own, f"http://{filer}/buckets/sluice-public/")
+        tail = someone.run(WEED, "filer.meta.tail", f"-filer={filer}", "-timeAgo=1h")
+        assert OBJECT["Key"].encode() not in tail
+        assert not someone.has(SECRET)
+        assert admin.list_objects_v2(Bucket="sluice-public")["KeyCount"] == 0
+        assert admin.get_object(**OBJECT)["Body"].read() == SECRET
+
+        # With our certificate the same commands work: they were refused for want of it.
+        for volume in volumes:
+            someone.run(*backup, f"-volumeId={volume}", insider=insider)
+        assert someone.has(SECRET)
+        assert b'"fid"' in someone.run(WEED, "upload", f"-master={master}", own, insider=insider)
+        assert SECRET in someone.run(*shell, text=orders, insider=insider)
+        hopeful.kill()
+        assert hopeful.communicate()[0] == b""
+
+
+def test_it_does_not_get_ready_when_seaweedfs_runs_without_tls(tmp_path):
+    (tmp_path / "log").mkdir()
+    seaweed = Seaweed(tmp_path, data_directory.load(tmp_path))
+    child = seaweed.child()
+    # As a version would that names its settings otherwise: it goes on without TLS.
+    child.environment = {k: v for k, v in child.environment.items() if "GRPC" not in k and "HTTPS" not in k}
+    child.start()
+    try:
+        open_ports = set()
+        while len(open_ports) < len(seaweed.ports) and not child.died():
+            for port in seaweed.ports:
+                with suppress(OSError):
+                    knock(port)
+                    open_ports.add(port)
+        with pytest.raises(ssl.SSLError):
+            child.probe()
+    finally:
+        child.stop()
+        seaweed.clean()
