@@ -82,7 +82,7 @@ class Place:
         self.admin = s3.client(endpoint=stack.s3_endpoint, region="us-east-1", **stack.state["s3"]["admin"])
         self.person, self.officer = uuid.uuid4(), uuid.uuid4()
         self.spoiled = set()
-        with Session(self.engines["service"]) as session, session.begin():
+        with Session(self.engines["owner"]) as session, session.begin():
             session.add(Person(id=self.person, name=f"carla-{self.person}", role="curator"))
             session.add(Person(id=self.officer, name=f"otto-{self.officer}", role="admin"))
 

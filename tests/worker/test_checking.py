@@ -44,7 +44,7 @@ def unguarded(place, statement):
 @pytest.fixture
 def curator2(place):
     id = uuid.uuid4()
-    with Session(place.engines["service"]) as session, session.begin():
+    with Session(place.engines["owner"]) as session, session.begin():
         session.add(Person(id=id, name=f"cora-{id}", role="curator"))
     return id
 

@@ -76,7 +76,7 @@ class Desk:
         self.publisher = make_publisher(self.settings)
         self.publisher.start()
         self.author, self.reviewer = place.person, uuid.uuid4()
-        with Session(self.service) as session, session.begin():
+        with Session(place.engines["owner"]) as session, session.begin():
             session.add(Person(id=self.reviewer, name=f"rob-{self.reviewer}", role="admin"))
         self.shared = self.job()  # any number of releases of one job
         event = json.dumps(place.look(self.shared).event)
