@@ -282,6 +282,24 @@ class Sluice:
         except httpx.TransportError as problem:
             raise self._unreachable(problem) from None
 
+    def audit_log(self, **filters: Any) -> Iterator[Json]:
+        """The newest row first; filters are `person`, `action`, `object`, `since`, `until`."""
+        return self._pages("/v1/admin/audit-log", **filters)
+
+    def audit_lines(self, **filters: Any) -> Iterator[Json]:
+        """The oldest row first, as they are kept and verified."""
+        after, last = -1, 0
+        while last > after:
+            after = last
+            query = {"format": "jsonl", "after": after, "limit": 10_000, **filters}
+            answer = self._send("GET", "/v1/admin/audit-log", query=query)
+            try:
+                rows = [json.loads(line) for line in answer.content.splitlines()]
+                last = int(rows[-1]["number"]) if rows else after
+            except (ValueError, KeyError, TypeError):
+                raise _stranger(answer) from None
+            yield from rows
+
     def grants(self, account: str) -> list[Json]:
         found: list[Json] = self._call("GET", f"/v1/admin/ledger/{_part(account)}/grants")
         return found

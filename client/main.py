@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from client import connection, datasets, jobs, keys, ledger, quote, releases, teams, verify
+from client import auditing, connection, datasets, jobs, keys, ledger, quote, releases, teams, verify
 from client.problems import CannotRun
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ app.add_typer(jobs.app, name="jobs")
 app.add_typer(releases.app, name="releases")
 app.command("verify")(verify.command)
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(auditing.app, name="audit-log")
 app.add_typer(keys.people, name="people")
 app.add_typer(teams.app, name="teams")
 app.add_typer(keys.app, name="keys")

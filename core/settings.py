@@ -143,7 +143,9 @@ class PublishSettings(_WithObjects):
 
 
 class SweepSettings(_WithObjects, _WithWitness):
-    """Notices dead workers and rings again; compares the ledger with its witness."""
+    """Notices dead workers and rings again; compares the ledger with its witness; trims the audit log."""
+
+    audit_days: Annotated[int | None, Field(ge=30)] = None  # how long rows are kept; None: for ever
 
 
 class WitnessSettings(_WithS3, _WithWitness):

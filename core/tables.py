@@ -365,3 +365,26 @@ class Part(Base):
     role: Mapped[str]
     version: Mapped[str]
     seen_at: Mapped[datetime] = _now()
+
+
+class AuditRow(Base):
+    """One thing somebody did, saw or downloaded. Added by the database's add_audit() alone."""
+
+    __tablename__ = "audit_log"
+
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    at: Mapped[datetime]
+    writer: Mapped[str]
+    person_id: Mapped[uuid.UUID | None]
+    name: Mapped[str | None]
+    role: Mapped[str | None]
+    key_id: Mapped[uuid.UUID | None]
+    address: Mapped[str | None]
+    request: Mapped[str | None]
+    action: Mapped[str]
+    objects: Mapped[list[str]] = mapped_column(ARRAY(Text))
+    status: Mapped[int | None] = mapped_column(SmallInteger)
+    answers: Mapped[int | None]
+    times: Mapped[int]
+    previous: Mapped[bytes]
+    digest: Mapped[bytes]

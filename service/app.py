@@ -12,7 +12,8 @@ from core.settings import ServiceSettings
 from core.stores import s3
 from core.stores.inbox import Inbox
 from core.stores.shelf import Shelf
-from service import auth, health, metrics, problems, requests
+from service import audit_log, auth, health, metrics, problems, requests
+from service.audit import Refusals
 from service.budget import routes as budget
 from service.datasets import routes as datasets
 from service.jobs import routes as jobs
@@ -34,10 +35,12 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     apart = connect(str(settings.database_url), pool_size=1)
     store = s3.client_for(settings)
     queue = str(settings.queue_url)
+    refusals = Refusals(engine)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
+        refusals.flush(all=True)
         engine.dispose()
         apart.dispose()
         store.close()
@@ -59,6 +62,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.state.inbox = Inbox(store, settings.private_bucket)
     app.state.shelf = Shelf(store, settings.public_bucket)
     app.state.bells = {"train": bell("train", queue), "publish": bell("publish", queue)}
+    app.state.refusals = refusals
     app.state.rates = Rates(settings.requests_per_minute)
     app.state.sign_on = SingleSignOn(settings) if settings.oidc_issuer else None
     problems.install(app)
@@ -66,7 +70,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.add_middleware(requests.RequestIds, metrics=metrics.install(app))
     routers = (
         health.router, datasets.router, jobs.quotes, jobs.jobs, releases.router, releases.known,
-        budget.router, people.router, teams.router,
+        budget.router, people.router, teams.router, audit_log.router,
     )  # fmt: skip
     for router in routers:
         app.include_router(router)

@@ -18,6 +18,8 @@ from core.errors import Forbidden, NotAuthenticated
 from core.ledger import Move
 from core.people import PREFIX, Role, person_of
 from core.tables import Dataset
+from service import audit
+from service.limits import TooMany
 from service.oidc import SingleSignOn
 
 # Open to everybody: they tell nothing of datasets, people or budgets.
@@ -60,8 +62,27 @@ async def authenticate(request: Request) -> Who:
     given = await _bearer(request)
     if given is None:
         raise _stranger("Send the header Authorization: Bearer KEY.")
-    who, limited = await to_thread.run_sync(recognised, request, given.credentials)
-    request.app.state.rates.count(limited)
+    return await to_thread.run_sync(admitted, request, given.credentials)
+
+
+def admitted(request: Request, credentials: str) -> Who:
+    """Whoever is let in, counted and written into the audit log before anything else is done."""
+    state = request.app.state
+    try:
+        who, limited = recognised(request, credentials)
+    except NotAuthenticated:
+        audit.refused_sign_in(request)
+        raise
+    key = limited if limited != who.id else None
+    actor = audit.actor_of(request, person=who.id, name=who.name, role=who.role.value, key=key)
+    request.state.actor = actor
+    try:
+        state.rates.count(limited)
+    except TooMany:
+        audit.refused_by_rate(request, actor)
+        raise
+    audit.record_request(request, actor)
+    state.refusals.flush()
     return who
 
 

@@ -12,7 +12,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core import log
-from service import problems
+from service import audit, problems
 from service.metrics import Metrics
 
 HEADER = "X-Request-Id"
@@ -40,6 +40,7 @@ class RequestIds:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)[HEADER] = request_id
+                await audit.record_refusal(scope, status)
             await send(message)
 
         with structlog.contextvars.bound_contextvars(request_id=request_id):
@@ -55,7 +56,11 @@ class RequestIds:
                 route = getattr(scope.get("route"), "path", None)
                 method, seconds = _method(scope["method"]), time.monotonic() - began
                 self.metrics.observe(method=method, route=route, status=status, seconds=seconds)
-                _log.info("request", method=method, route=route, status=status, ms=round(1000 * seconds))
+                actor = scope["state"].get("actor")
+                _log.info(
+                    "request", method=method, route=route, status=status, ms=round(1000 * seconds),
+                    actor=actor and str(actor.person),
+                )  # fmt: skip
 
 
 def _where(problem: Exception) -> list[str]:

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 
-from core import binding, log
+from core import audit, binding, log
 from core.faults import Failure, Fault
 from core.schema import ImageSchema, Schema, TableSchema
 from core.stores.private import PrivateStore
@@ -87,6 +87,7 @@ class Checker:
 
     def _fingerprints(self, dataset: Dataset) -> tuple[Fingerprints, dict[str, Any]]:
         schema = _SCHEMA.validate_python(dataset.schema)
+        audit.write(self.engine, "records opened for a check", [dataset.id])
         with tempfile.TemporaryDirectory(prefix="sluice-check-") as directory:
             path, work = Path(directory, "upload"), Path(directory, "records")
             work.mkdir()

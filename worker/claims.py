@@ -9,7 +9,7 @@ from sqlalchemy import Engine, and_, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from core import ledger
+from core import audit, ledger
 from core.faults import Fault
 from core.ledger import Move
 from core.tables import Diagnosis, Entry, Job
@@ -46,6 +46,8 @@ class Claim:
 
     def open(self) -> None:
         """Commits that records are about to be read: from here on nothing is given back."""
+        read = filter(None, (self.job.id, self.job.dataset_id, self.job.source_id))
+        audit.write(self.engine, "records opened for a job", list(read))
         opened = func.coalesce(Job.opened_at, func.now())
         self._write(opened_at=opened, lease_until=func.now() + self.lease)
 

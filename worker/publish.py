@@ -30,7 +30,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, undefer
 
-from core import log
+from core import audit, log
 from core.database import connect
 from core.faults import Failure, Fault
 from core.queue import bell, ring
@@ -119,6 +119,7 @@ class Publisher:
             return False
         said = {"release_id": str(id), "fence": held.row.fence, "state": held.row.state}
         _log.info("release_claimed", **said)
+        audit.write(self.engine, f"release {held.row.state}", [id])
         self.point("claimed")
         do = {"building": self._build, "publishing": self._publish, "withdrawing": self._withdraw}
         try:

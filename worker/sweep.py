@@ -5,6 +5,7 @@ Keeps the ledger level with its witness, rings again for work nobody answered to
 
 import signal
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -94,6 +95,13 @@ def end_hopeless(engine: Engine) -> None:
             _log.warning("job_lost", job_id=str(id))
 
 
+def trim_audit_log(engine: Engine, days: int) -> int:
+    """Removes rows of the audit log that are older than this; gives how many. The rest still verifies."""
+    before = datetime.now(UTC) - timedelta(days=days)
+    with engine.begin() as connection:
+        return int(connection.execute(select(func.trim_audit_log(before))).scalar_one())
+
+
 def main() -> None:
     settings = life.settings_or_exit(SweepSettings, "sweep")
     engine = connect(str(settings.database_url), pool_size=2)
@@ -109,12 +117,17 @@ def main() -> None:
     train, publish = bell("train", url), bell("publish", url)
     queue = redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5)
 
+    trim_at = [0.0]
+
     def work() -> None:
         keep_witness(engine, witness)
         end_hopeless(engine)
         ring_again(engine, train, lambda: int(queue.llen("train:train")))
         ring_again(engine, publish, lambda: int(queue.llen("publish:publish")), unpublished)
         forget_gone(engine)
+        if settings.audit_days is not None and time.monotonic() > trim_at[0]:
+            trim_audit_log(engine, settings.audit_days)
+            trim_at[0] = time.monotonic() + 3600
 
     life.live(engine, url, "sweep", stopping, work, every=SWEEP_SECONDS)
     engine.dispose()

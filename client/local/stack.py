@@ -33,6 +33,7 @@ from core.tables import Witness
 _PASSED_ON = {
     "service": ("REVIEWERS", "CAP_EPSILON", "CAP_DELTA", "CAP_DELTA_TIMES_RECORDS", "DIAGNOSTICS"),
     "train": ("DIAGNOSTICS",),
+    "sweep": ("AUDIT_DAYS",),
 }
 _MOST_STILLBORN = 5  # ends in a row before being ready: then it is no accident
 

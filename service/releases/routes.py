@@ -13,7 +13,7 @@ from starlette.status import HTTP_202_ACCEPTED, HTTP_204_NO_CONTENT, HTTP_304_NO
 from core.errors import NotFound
 from core.queue import ring
 from core.tables import Release, Revocations, SigningKey
-from service import replies
+from service import audit, replies
 from service.auth import Anyone, Curator, CuratorOrAdmin, Who
 from service.deps import Cursor, Limit, Page, SessionDep, answers, page
 from service.releases import actions
@@ -156,7 +156,10 @@ def remove_reader(id: uuid.UUID, person: uuid.UUID, who: CuratorOrAdmin, session
 @router.post("/{id}/downloads")
 def downloads(id: uuid.UUID, body: Paths, who: Anyone, session: SessionDep, request: Request) -> Downloads:
     """Signed addresses of these files, for a quarter of an hour. Ask again whenever they have expired."""
-    return actions.downloads(session, who, id, body.paths, request.app.state.shelf)
+    signed = actions.downloads(session, who, id, body.paths, request.app.state.shelf)
+    session.close()
+    audit.record_download(request, body.paths)
+    return signed
 
 
 @known.get("/sluice-keys.json", response_model=KeysView)

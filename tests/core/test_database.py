@@ -42,6 +42,7 @@ RIGHTS = {
             "keys",
             "rules",
             "review_copies",
+            "audit_log",
         ),
         SEE,
     )
@@ -115,7 +116,7 @@ COLUMNS = {
 TABLES = {
     "people", "keys", "accounts", "reviews", "datasets", "jobs", "entries", "grants", "replies", "witness",
     "parts", "alembic_version", "releases", "approvals", "readers", "signing_keys", "revocations",
-    "diagnostics", "teams", "review_copies", "invitations", "rules",
+    "diagnostics", "teams", "review_copies", "invitations", "rules", "audit_log",
 }  # fmt: skip
 ALL_RIGHTS = ["SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER"]
 

@@ -216,12 +216,15 @@ def test_logs_and_metrics_hold_ids_and_nothing_a_person_typed(house, tmp_path):
         "route",
         "status",
         "ms",
+        "actor",
         "task",
         "kind",
     }
     assert all(set(record) <= known for record in requests)
     assert all(record["request_id"] for record in requests)
     assert any(record["request_id"] == "asked-for-1" for record in requests)
+    actors = {record.get("actor") for record in requests if record["route"] and "/v1/" in record["route"]}
+    assert {None, str(house.admin.id), str(house.curator.id)} < actors  # None: the key was no good
     for text in (written, metrics):
         assert CANARY not in text
         assert "sl_" not in text

@@ -69,6 +69,7 @@ TABLE: dict[str, tuple[int, int, int, int]] = {
     "POST /v1/admin/ledger/{account}/grants/{grant}/withdraw": (403, 404, 200, 200),
     "GET /v1/admin/witness": (403, 403, 200, 403),
     "POST /v1/admin/witness/acknowledge": (403, 403, 409, 403),  # nothing to acknowledge
+    "GET /v1/admin/audit-log": (403, 403, 200, 403),
     "GET /v1/admin/people": (403, 403, 200, 403),
     "POST /v1/admin/people": (403, 403, 201, 403),
     "POST /v1/admin/people/{id}/disable": (403, 403, 200, 403),
