@@ -288,17 +288,18 @@ class Sluice:
 
     def audit_lines(self, **filters: Any) -> Iterator[Json]:
         """The oldest row first, as they are kept and verified."""
-        after, last = -1, 0
-        while last > after:
-            after = last
-            query = {"format": "jsonl", "after": after, "limit": 10_000, **filters}
+        after, most = 0, 10_000
+        while True:
+            query = {"format": "jsonl", "after": after, "limit": most, **filters}
             answer = self._send("GET", "/v1/admin/audit-log", query=query)
             try:
                 rows = [json.loads(line) for line in answer.content.splitlines()]
-                last = int(rows[-1]["number"]) if rows else after
+                after = rows[-1]["number"] if rows else after
             except (ValueError, KeyError, TypeError):
                 raise _stranger(answer) from None
             yield from rows
+            if len(rows) < most:  # not until there are none: each request adds a row
+                return
 
     def grants(self, account: str) -> list[Json]:
         found: list[Json] = self._call("GET", f"/v1/admin/ledger/{_part(account)}/grants")

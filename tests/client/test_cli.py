@@ -596,6 +596,30 @@ def test_export(site, sluice, told, spent, tmp_path):
     assert sluice("ledger", "export", spent, "--out", tmp_path / "no/where", key=site.admin)[0] == 1
 
 
+def test_the_audit_log_is_shown_exported_and_verified(site, sluice, told, tmp_path):
+    told("datasets", "list", key=site.curator)
+    shown = told("audit-log", "show", "--person", site.names["carl"], "--last", 1, key=site.admin)
+    assert [(row["name"], row["action"]) for row in shown] == [(site.names["carl"], "GET /v1/datasets")]
+    assert told("audit-log", "show", "--person", "nobody", "--since", "2020-01-01", key=site.admin) == []
+    code, out, _ = sluice("audit-log", "show", "--last", 3, key=site.admin)
+    assert (code, "GET /v1/admin/audit-log" in out) == (0, True)
+    verified = told("audit-log", "verify", key=site.admin)
+    assert (verified["ok"], verified["why"]) == (True, None)
+    assert told("audit-log", "verify", "--head", verified["head"], key=site.admin)["rows"] > verified["rows"]
+    file = tmp_path / "log.jsonl"
+    exported = told("audit-log", "export", "--out", file, key=site.admin)
+    lines = file.read_text().splitlines()
+    assert exported == {"rows": len(lines), "to": str(file)}
+    assert told("audit-log", "verify", file, key=site.admin)["rows"] == len(lines)
+    file.write_text("\n".join(line.replace("GET /v1/datasets", "GET /v1/me") for line in lines))
+    code, out, _ = sluice("audit-log", "verify", file, key=site.admin)
+    assert (code, "is not as it was written" in out) == (1, True)
+    code, out, _ = sluice("audit-log", "verify", "--head", "00" * 32, key=site.admin)
+    assert (code, "do not include the digest" in out) == (1, True)
+    code, _, err = sluice("audit-log", "show", key=site.curator)
+    assert (code, "admin" in err) == (1, True)
+
+
 def test_a_budget_is_raised_by_two_people(site, sluice, told, spent):
     before = told("ledger", "show", spent, key=site.admin)["account"]
     proposed = told("ledger", "grant", spent, "--epsilon", 20, "--reason", "more years", key=site.curator)
