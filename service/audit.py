@@ -18,6 +18,7 @@ from starlette.types import Scope
 
 from core import audit, log
 from core.audit import Actor
+from core.tables import Key
 
 _log = log.get("audit")
 MOST_SOURCES = 1000  # counted apart in one minute; all others together
@@ -43,6 +44,12 @@ def record_download(request: Request, files: list[str]) -> None:
         request.app.state.engine, "download", [*_objects(request), *files], actor=request.state.actor,
         answers=request.state.audit_number,
     )  # fmt: skip
+
+
+def record_redeemed(request: Request, key: Key) -> None:
+    """Nobody is authenticated yet: the invitation says who it is. The key is shown only after this."""
+    actor = actor_of(request, person=key.person_id, key=key.id)
+    audit.write(request.app.state.engine, "invitation redeemed", [key.person_id, key.id], actor=actor)
 
 
 async def record_refusal(scope: Scope, status: int) -> None:

@@ -13,6 +13,7 @@ from core import people
 from core.errors import Forbidden, NotFound, WrongState
 from core.people import INVITATION_PREFIX, LONGEST_DAYS, NAME, Role, require_independent, revoke_key
 from core.tables import Invitation, Key, Person
+from service import audit
 from service.auth import Admin, Anyone
 from service.datasets.schemas import Text, Whole
 from service.deps import Body, Cursor, Limit, Page, SessionDep, View, page
@@ -120,11 +121,18 @@ class FreshKey(View):
 
 
 @router.post("/v1/invitations/redeem", status_code=HTTP_201_CREATED)
-def redeem(body: Redeem, session: SessionDep) -> FreshKey:
+def redeem(body: Redeem, session: SessionDep, request: Request) -> FreshKey:
     """Make your key from an invitation, which works once. Keys you had before stop working."""
-    made = people.redeem(session, body.invitation, label=body.label, days=body.days)
+    try:
+        key, text = people.redeem(session, body.invitation, label=body.label, days=body.days)
+    except people.InvitationRefused:
+        session.close()
+        audit.refused_sign_in(request)
+        raise
     session.commit()
-    return FreshKey.made(*made)
+    session.close()
+    audit.record_redeemed(request, key)
+    return FreshKey.made(key, text)
 
 
 @router.get("/v1/me")

@@ -99,7 +99,10 @@ def review_downloads(
     id: uuid.UUID, body: Paths, who: CuratorOrAdmin, session: SessionDep, request: Request
 ) -> Downloads:
     """Signed addresses of files of the bundle under review, for whoever may approve it and its author."""
-    return actions.review_downloads(session, who, id, body.paths, request.app.state.shelf)
+    signed = actions.review_downloads(session, who, id, body.paths, request.app.state.shelf)
+    session.close()
+    audit.record_download(request, body.paths)
+    return signed
 
 
 @router.post("/{id}/approve")

@@ -119,6 +119,17 @@ def test_downloads_whose_files_cannot_be_written_down_are_not_signed(house, monk
     assert "url" not in answer.text
 
 
+def test_a_redeemed_invitation_is_in_the_log_with_the_key_it_made(house):
+    name = f"new-{uuid.uuid4().hex[:6]}"
+    invited = house.admin.post("/v1/admin/people", json={"name": name, "role": "analyst"}).json()
+    made = house.anonymous.post(
+        "/v1/invitations/redeem", json={"invitation": invited["invitation"]["invitation"]}
+    ).json()
+    redeemed = rows(house, action="invitation redeemed")[-1]
+    assert (redeemed["key"], redeemed["address"]) == (made["id"], "127.0.0.1")
+    assert redeemed["objects"] == [redeemed["person"], made["id"]]
+
+
 def test_nothing_a_person_typed_is_in_the_log(house):
     canary = "canary-5e0c"
     house.register(house.curator, name=canary)
