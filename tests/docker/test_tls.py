@@ -7,9 +7,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
-import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -19,69 +16,18 @@ import redis
 from botocore.exceptions import SSLError
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID
+from redis.backoff import ExponentialWithJitterBackoff
 
 from client.local.child import shim
 from client.local.ports import free_port
 from client.local.servers import Postgres
 from core.queue import bell
 from core.settings import SettingsProblem, SweepSettings, load
-from core.stores import s3
-from tests.docker.compose import FILE, ROOT, SERVICES, make_secrets, secrets_of
+from tests.docker.compose import CA, FILE, ROOT, SERVICES, secrets_of
+from tests.docker.servers import running, store
 from tests.docker.tls import tls_front
 
 SERVERS = {"postgres": "postgres", "valkey": "valkey", "s3": "seaweedfs"}  # certificate: container
-CA = "/etc/sluice/ca.crt"
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """Secrets of one site, and of another, whose authority nobody here trusts."""
-    made = {}
-    for site in ("ours", "others"):
-        directory = make_secrets(tmp_path_factory.mktemp(site))
-        for path in [directory, *directory.iterdir()]:  # root's script gives them to another user
-            os.chown(path, os.geteuid(), os.getegid())
-        made[site] = directory
-    return made
-
-
-@pytest.fixture(scope="module", autouse=True)
-def names():
-    """The servers' names lead here, as they do in a container's network."""
-    look_up = socket.getaddrinfo
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            socket,
-            "getaddrinfo",
-            lambda host, *rest, **more: look_up("127.0.0.1" if host in SERVICES else host, *rest, **more),
-        )
-        yield
-
-
-@contextmanager
-def running(command, log, *, nobody=False, answers, **options):
-    """A server, from the moment that `answers()` does not raise."""
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            shim([str(part) for part in command], nobody=nobody, death_signal=signal.SIGKILL),
-            stdout=out,
-            stderr=out,
-            **options,
-        )
-    try:
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                answers()
-                break
-            except Exception:
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, log.read_text()
-                time.sleep(0.05)
-        yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 # ---- certificates and who holds which
@@ -93,7 +39,7 @@ def read(path):
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_each_server_has_a_certificate_for_its_name_alone_from_an_authority_without_a_key(server, made):
-    certificate, authority = read(made["ours"] / f"{server}.crt"), read(made["ours"] / "ca.crt")
+    certificate, authority = read(made / f"{server}.crt"), read(made / "ca.crt")
     certificate.verify_directly_issued_by(authority)
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert [name.value for name in names] == [server]
@@ -104,7 +50,7 @@ def test_each_server_has_a_certificate_for_its_name_alone_from_an_authority_with
     assert not certificate.extensions.get_extension_for_oid(ExtensionOID.BASIC_CONSTRAINTS).value.ca
     assert authority.extensions.get_extension_for_oid(ExtensionOID.BASIC_CONSTRAINTS).value.path_length == 0
     assert (authority.not_valid_after_utc - authority.not_valid_before_utc).days == 3650
-    keys = {path.name for path in made["ours"].iterdir() if b"PRIVATE KEY" in path.read_bytes()}
+    keys = {path.name for path in made.iterdir() if b"PRIVATE KEY" in path.read_bytes()}
     assert keys == {f"{name}.key" for name in SERVERS}  # and the authority's is not among them
 
 
@@ -122,7 +68,7 @@ def test_a_key_is_mounted_by_its_own_server_and_the_authority_s_certificate_by_a
 
 
 def test_every_address_a_container_is_given_asks_for_tls_and_verifies(made):
-    for path in made["ours"].iterdir():
+    for path in made.iterdir():
         if path.name.endswith("_database_url"):
             assert path.read_text().endswith(f"?sslmode=verify-full&sslrootcert={CA}")
         if path.name.endswith("_queue_url"):
@@ -137,9 +83,9 @@ def test_every_address_a_container_is_given_asks_for_tls_and_verifies(made):
 
 def test_certificates_are_renewed_alone(made, tmp_path):
     secrets = tmp_path / "secrets"
-    shutil.copytree(made["ours"], secrets)
+    shutil.copytree(made, secrets)
     subprocess.run(["sh", ROOT / "docker/certificates.sh", secrets], check=True)
-    before, after = ({p.name: p.read_bytes() for p in d.iterdir()} for d in (made["ours"], secrets))
+    before, after = ({p.name: p.read_bytes() for p in d.iterdir()} for d in (made, secrets))
     assert set(before) == set(after)
     changed = {"ca.crt"} | {f"{server}.{end}" for server in SERVERS for end in ("crt", "key")}
     assert {name for name in before if before[name] != after[name]} == changed
@@ -171,7 +117,7 @@ def initialised(binaries, made, tmp_path):
     """A data directory as the image's entry point makes it, and the compose command on it."""
     data, port = tmp_path / "postgres", free_port()
     command = [str(binaries / "initdb"), "-D", str(data), "-U", "sluice", "-A", "scram-sha-256", "--no-sync"]
-    command += ["--pwfile", str(made["ours"] / "postgres_password"), "-E", "UTF8", "--locale=C.UTF-8"]
+    command += ["--pwfile", str(made / "postgres_password"), "-E", "UTF8", "--locale=C.UTF-8"]
     root = os.geteuid() == 0
     subprocess.run(
         shim(command, nobody=root, death_signal=signal.SIGKILL), check=True, stdout=subprocess.DEVNULL
@@ -179,11 +125,11 @@ def initialised(binaries, made, tmp_path):
     program, *options = SERVICES["postgres"]["command"]
     assert program == "postgres"
     options = [
-        option.replace("/run/secrets", str(made["ours"])).replace("/etc/sluice", str(ROOT / "docker"))
+        option.replace("/run/secrets", str(made)).replace("/etc/sluice", str(ROOT / "docker"))
         for option in options
     ]
     options += ["-p", str(port), "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
-    url = (made["ours"] / "migrate_database_url").read_text().replace(CA, str(made["ours"] / "ca.crt"))
+    url = (made / "migrate_database_url").read_text().replace(CA, str(made / "ca.crt"))
     url = url.replace("@postgres:5432/sluice?", f"@postgres:{port}/postgres?hostaddr=127.0.0.1&")
     return [binaries / "postgres", "-D", data, *options], url, root
 
@@ -197,7 +143,7 @@ def with_tls():
     pytest.skip("no PostgreSQL with TLS on this machine")
 
 
-def test_postgres_answers_over_tls_to_those_who_verify_and_to_nobody_without(made, tmp_path):
+def test_postgres_answers_over_tls_to_those_who_verify_and_to_nobody_without(made, others, tmp_path):
     command, url, root = initialised(with_tls(), made, tmp_path)
 
     def connect(url):
@@ -209,7 +155,7 @@ def test_postgres_answers_over_tls_to_those_who_verify_and_to_nobody_without(mad
     with running(command, tmp_path / "log", nobody=root, answers=lambda: connect(url)):
         assert connect(url) == (True, "TLSv1.3")
         with pytest.raises(psycopg.OperationalError, match="certificate verify failed"):
-            connect(url.replace(str(made["ours"]), str(made["others"])))
+            connect(url.replace(str(made), str(others)))
         with pytest.raises(psycopg.OperationalError, match='does not match host name "valkey"'):
             connect(url.replace("@postgres:", "@valkey:"))
         with pytest.raises(psycopg.OperationalError, match=r"no pg_hba\.conf entry .* no encryption"):
@@ -231,17 +177,15 @@ def test_postgres_of_the_compose_file_s_version_has_no_line_for_a_connection_wit
         refused()
 
 
-def test_each_role_s_database_address_verifies_who_answers(made, servers):
+def test_each_role_s_database_address_verifies_who_answers(made, others, servers):
     """With the servers of the test run, behind a certificate of ours, and one of another site."""
     at = psycopg.conninfo.conninfo_to_dict(servers.owner_url)
-    for site in ("ours", "others"):
-        with tls_front(made[site], "postgres", int(at["port"])) as port:
+    for site in (made, others):
+        with tls_front(site, "postgres", int(at["port"])) as port:
             for role in ("migrate", "service", "train", "publish", "sweep"):
-                url = (made["ours"] / f"{role}_database_url").read_text()
-                url = url.replace(CA, str(made["ours"] / "ca.crt")).replace(
-                    "@postgres:5432/", f"@postgres:{port}/"
-                )
-                reason = "password authentication failed" if site == "ours" else "certificate verify failed"
+                url = (made / f"{role}_database_url").read_text()
+                url = url.replace(CA, str(made / "ca.crt")).replace("@postgres:5432/", f"@postgres:{port}/")
+                reason = "password authentication failed" if site == made else "certificate verify failed"
                 with pytest.raises(psycopg.OperationalError, match=reason):
                     psycopg.connect(url, hostaddr="127.0.0.1", connect_timeout=5)
 
@@ -259,19 +203,20 @@ def test_valkey_listens_with_tls_only():
     assert "--tls --cacert" in SERVICES["valkey"]["healthcheck"]["test"][1]
 
 
-def test_clients_of_the_queue_verify_who_answers(made, servers):
+def test_clients_of_the_queue_verify_who_answers(made, others, servers, monkeypatch):
     """The worker's heartbeat client and Celery's, on the Valkey of the test run behind certificates."""
+    monkeypatch.setattr(ExponentialWithJitterBackoff, "compute", lambda *_: 0)  # try again at once
     user = servers.environments["train"]["SLUICE_QUEUE_URL"]
     login, at = user.removeprefix("redis://").split("@")
     at = int(at.removesuffix("/0").rpartition(":")[2])
-    query = (made["ours"] / "train_queue_url").read_text().partition("?")[2]
-    query = query.replace(CA, str(made["ours"] / "ca.crt"))
+    query = (made / "train_queue_url").read_text().partition("?")[2]
+    query = query.replace(CA, str(made / "ca.crt"))
     for site, name, good in (
-        ("ours", "valkey", True),
-        ("others", "valkey", False),
-        ("ours", "postgres", False),
+        (made, "valkey", True),
+        (others, "valkey", False),
+        (made, "postgres", False),
     ):
-        with tls_front(made[site], "valkey", at) as port:
+        with tls_front(site, "valkey", at) as port:
             url = f"rediss://{login}@{name}:{port}/0?{query}"
             with redis.Redis.from_url(url) as connection, bell("train", url) as app:
                 if good:
@@ -291,53 +236,11 @@ def test_clients_of_the_queue_verify_who_answers(made, servers):
 # ---- S3
 
 
-@pytest.fixture(scope="module")
-def seaweedfs(made, tmp_path_factory):
-    """SeaweedFS with the options of the compose file, on other ports; gives those."""
-    home = tmp_path_factory.mktemp("seaweedfs")
-    (home / "data").mkdir()
-    security = (made["ours"] / "s3_security.toml").read_text()
-    (home / "security.toml").write_text(
-        security.replace(CA, str(made["ours"] / "ca.crt")).replace("/run/secrets", str(made["ours"]))
-    )
-    service = SERVICES["seaweedfs"]
-    assert secrets_of(service)["/etc/seaweedfs/security.toml"] == "s3_security.toml"
-    names = ("master", "volume", "filer", "s3", "admin")
-    ports = {f"{name}{kind}": free_port() for name in names for kind in (".port", ".port.grpc")}
-    options = [
-        option.replace("/run/secrets", str(made["ours"])).replace("=/data", f"={home}/data")
-        for option in service["command"]
-    ]
-    options += ["-ip.bind=127.0.0.1", *(f"-{name}={port}" for name, port in ports.items())]
-    command = [Path(sys.executable).with_name("weed"), *service["entrypoint"][1:], *options]
-    # The image looks for security.toml in /etc/seaweedfs, and before that in the directory it runs in.
-    environment = {"HOME": str(home), "PATH": os.environ["PATH"]} | service["environment"]
-    log = home / "log"
-
-    def answers():
-        assert "ready to use" in log.read_text()
-        store(made, ports).put_object(Bucket="sluice-public", Key="ready", Body=b"")
-
-    with running(command, log, answers=answers, cwd=home, env=environment):
-        yield ports
-
-
-def store(made, ports, *, ca=None):
-    keys = {k: (made["ours"] / f"publish_s3_{k}").read_text() for k in ("access_key", "secret_key")}
-    return s3.client(
-        endpoint=f"https://s3:{ports['s3.port']}",
-        region="us-east-1",
-        attempts=1,
-        ca=ca or str(made["ours"] / "ca.crt"),
-        **keys,
-    )
-
-
-def test_s3_takes_objects_over_tls_from_those_who_verify(made, seaweedfs, monkeypatch):
+def test_s3_takes_objects_over_tls_from_those_who_verify(made, others, seaweedfs, monkeypatch):
     store(made, seaweedfs).put_object(Bucket="sluice-public", Key="a", Body=b"released")
-    monkeypatch.setenv("SSL_CERT_FILE", str(made["ours"] / "ca.crt"))  # as docs/deploy.md says for clients
+    monkeypatch.setenv("SSL_CERT_FILE", str(made / "ca.crt"))  # as docs/deploy.md says for clients
     assert httpx.get(f"https://s3:{seaweedfs['s3.port']}/healthz").status_code == 200
-    for ca in ("system", str(made["others"] / "ca.crt")):
+    for ca in ("system", str(others / "ca.crt")):
         with pytest.raises(SSLError, match="CERTIFICATE_VERIFY_FAILED"):
             store(made, seaweedfs, ca=ca).put_object(Bucket="sluice-public", Key="a", Body=b"released")
 
@@ -348,11 +251,11 @@ def test_s3_takes_nothing_without_tls(seaweedfs):
 
 
 @pytest.mark.parametrize("part", ["master", "volume", "filer", "s3", "admin"])
-def test_the_inner_ports_of_s3_answer_only_to_its_own_certificate(part, made, seaweedfs):
+def test_the_inner_ports_of_s3_answer_only_to_its_own_certificate(part, made, others, seaweedfs):
     """A gRPC server greets a client with its settings, once it has accepted the client's certificate."""
 
     def greeted(certificate):
-        context = ssl.create_default_context(cafile=made["ours"] / "ca.crt")
+        context = ssl.create_default_context(cafile=made / "ca.crt")
         context.set_alpn_protocols(["h2"])
         if certificate:
             context.load_cert_chain(certificate.with_suffix(".crt"), certificate.with_suffix(".key"))
@@ -363,8 +266,8 @@ def test_the_inner_ports_of_s3_answer_only_to_its_own_certificate(part, made, se
             secured.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
             return secured.recv(9)[3:4] == b"\x04"
 
-    assert greeted(made["ours"] / "s3")
-    for wrong in (None, made["ours"] / "postgres", made["others"] / "s3"):
+    assert greeted(made / "s3")
+    for wrong in (None, made / "postgres", others / "s3"):
         with pytest.raises((ssl.SSLError, ConnectionError)):
             greeted(wrong)
     with socket.create_connection(("127.0.0.1", seaweedfs[f"{part}.port.grpc"])) as plain:
