@@ -4,7 +4,7 @@
 #
 # A plain Python base for both: torch's CUDA wheels bring the CUDA libraries they were built with, and the
 # driver comes from the host, so an nvidia/cuda base would only add a second, unused copy of those libraries.
-FROM python:3.12-slim AS build
+FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/sluice
 WORKDIR /src
@@ -28,7 +28,7 @@ RUN /opt/sluice/bin/pip install --no-deps --no-build-isolation . \
     && /opt/sluice/bin/pip check \
     && /opt/sluice/bin/pip uninstall --yes pip
 
-FROM python:3.12-slim
+FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
 RUN groupadd --gid 10001 sluice \
     && useradd --uid 10001 --gid sluice --no-create-home --shell /usr/sbin/nologin sluice
 COPY --from=build /opt/sluice /opt/sluice

@@ -1,5 +1,6 @@
 """The containers, as far as they can be checked without an engine: references, credentials, the ACL."""
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -49,8 +50,11 @@ def test_every_variable_has_a_default_and_is_documented():
     found = list(VARIABLE.finditer(COMPOSE.read_text()))
     assert found
     assert COMPOSE.read_text().count("$") == len(found), "a variable in another form than ${NAME:-default}"
+    # An empty value is no value (core.settings), so a setting that may be missing may have none here.
+    fields = [item for kind in KINDS.values() for item in kind.model_fields.items()]
+    optional = {f"SLUICE_{field.upper()}" for field, info in fields if not info.is_required()}
     for variable in found:
-        assert variable["default"], variable["name"]
+        assert variable["default"] or variable["name"] in optional, variable["name"]
         assert f"`{variable['name']}`" in manual, variable["name"]
 
 
@@ -230,6 +234,42 @@ def test_dockerfile_is_clean(dockerfile):
     assert "hadolint ignore" not in dockerfile.read_text()
 
 
+def test_images_of_others_are_named_by_tag_and_digest():
+    named = [service["image"] for service in SERVICES.values() if "build" not in service]
+    named += [rest.split()[0] for path in DOCKERFILES for word, rest in instructions(path) if word == "FROM"]
+    for image in named:
+        assert re.fullmatch(r"[a-z/]+:[\w.-]+@sha256:[0-9a-f]{64}", image), image
+    assert len({image.split("@")[0] for image in named}) == len(set(named)) == 5
+
+
+def test_digests_are_written_anew_by_one_command(tmp_path):
+    """With a stand-in for `docker`, which gives every image another digest, and a bad one for one of them."""
+    files = ["docker-compose.yml", *(f"docker/{path.name}" for path in DOCKERFILES), "docker/pin.sh"]
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / file)
+    docker = tmp_path / "bin/docker"
+    docker.parent.mkdir()
+    path = {"PATH": f"{docker.parent}:{os.environ['PATH']}"}
+
+    def pin(program):
+        docker.write_text(f"#!/bin/sh\n{program}\n")
+        docker.chmod(0o755)
+        return subprocess.run(["sh", tmp_path / "docker/pin.sh"], env=path, capture_output=True, text=True)
+
+    # docker buildx imagetools inspect IMAGE --format FORMAT
+    done = pin('printf "sha256:%s" "$(printf %s "$4" | sha256sum | cut -d" " -f1)"')
+    assert done.returncode == 0, done.stderr
+    for file in files[:-1]:
+        before, after = ((place / file).read_text() for place in (ROOT, tmp_path))
+        digest = "@sha256:[0-9a-f]{64}"
+        assert re.sub(digest, "", before) == re.sub(digest, "", after)
+        for image, found in re.findall(r"(?:FROM|image:) (\S+)@sha256:(\w+)", after):
+            assert found == hashlib.sha256(image.encode()).hexdigest(), image
+    done = pin("echo not-found")
+    assert (done.returncode, "no digest for" in done.stderr) == (1, True)
+
+
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.stem)
 def test_dockerfile_copies_what_exists_and_is_let_through(dockerfile):
     let_through = {
@@ -246,7 +286,7 @@ def test_image_runs_as_nobody_special_and_keeps_no_build_stage(dockerfile):
     last = max(index for index, (word, _) in enumerate(words) if word == "FROM")
     final = words[last:]
     assert ["USER", "10001:10001"] in final
-    assert all(rest.split()[0] == "python:3.12-slim" for word, rest in words if word == "FROM")
+    assert all(rest.startswith("python:3.12-slim@") for word, rest in words if word == "FROM")
     assert not any(word == "RUN" and re.search("pip|apt", rest) for word, rest in final)
 
 
