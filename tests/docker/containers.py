@@ -226,6 +226,5 @@ class Container:
 
     def _shifted(self, word):
         for old, new in self.replace.items():
-            if old.isdigit():
-                word = word.replace(f":{old}/", f":{new}/")
+            word = re.sub(rf"\b{old}\b", new, word)
         return word

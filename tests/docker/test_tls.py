@@ -15,6 +15,7 @@ import pytest
 import redis
 from botocore.exceptions import SSLError
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID
 from kombu.exceptions import OperationalError
 from redis.backoff import ExponentialWithJitterBackoff
@@ -51,8 +52,10 @@ def test_each_server_has_a_certificate_for_its_name_alone_from_an_authority_with
     assert not certificate.extensions.get_extension_for_oid(ExtensionOID.BASIC_CONSTRAINTS).value.ca
     assert authority.extensions.get_extension_for_oid(ExtensionOID.BASIC_CONSTRAINTS).value.path_length == 0
     assert (authority.not_valid_after_utc - authority.not_valid_before_utc).days == 3650
-    keys = {path.name for path in made.iterdir() if b"PRIVATE KEY" in path.read_bytes()}
-    assert keys == {f"{name}.key" for name in SERVERS}  # and the authority's is not among them
+    for path in made.iterdir():
+        if b"PRIVATE KEY" in path.read_bytes():
+            key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+            assert key.public_key() != authority.public_key(), path.name
 
 
 def test_a_key_is_mounted_by_its_own_server_and_the_authority_s_certificate_by_all_who_verify():
