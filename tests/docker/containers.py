@@ -169,7 +169,7 @@ class Container:
 
     def _script(self, command):
         root = self.image.root
-        lines = ["set -e", f"mount --bind {root} {root}"]
+        lines = ["set -e", "PATH=$PATH:/usr/sbin:/sbin", f"mount --bind {root} {root}"]
         for path in _BASE:
             here = root / path[1:]
             if Path(path).is_symlink():

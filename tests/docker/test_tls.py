@@ -98,6 +98,45 @@ def test_certificates_are_renewed_alone(made, tmp_path):
         assert (secrets / f"{server}.key").stat().st_mode & 0o777 == 0o600
 
 
+def commands_of_the_manual(section):
+    """The shell lines of a section of docs/deploy.md that change secrets."""
+    page = (ROOT / "docs/deploy.md").read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
+    return [line for line in page.splitlines() if re.match(r"(sed -i|mv secrets|cp -p) ", line)]
+
+
+def test_commands_of_the_manual_name_servers_elsewhere(made, tmp_path):
+    shutil.copytree(made, tmp_path / "secrets")
+    database, queue = commands_of_the_manual("PostgreSQL, Redis or S3 elsewhere")
+    for command in (database, queue):
+        subprocess.run(["sh", "-ec", command], cwd=tmp_path, check=True)
+    for role in ("service", "train", "publish", "sweep"):
+        password = (made / f"{role}_password").read_text()
+        assert (tmp_path / f"secrets/{role}_database_url").read_text() == (
+            f"postgresql://sluice_{role}:{password}@db.example.org:5432/sluice"
+            "?sslmode=verify-full&sslrootcert=system"
+        )
+        login = (made / f"{role}_queue_url").read_text().partition("@")[0]
+        assert (tmp_path / f"secrets/{role}_queue_url").read_text() == (
+            f"{login}@redis.example.org:6379/0?ssl_cert_reqs=required"
+        )
+
+
+def test_commands_of_the_manual_make_new_secrets_and_keep_what_must_not_change(made, tmp_path):
+    """Also of a site from before there was TLS between the containers."""
+    shutil.copytree(made, tmp_path / "secrets")
+    url = tmp_path / "secrets/migrate_database_url"
+    url.write_text(url.read_text().partition("?")[0])
+    shutil.copytree(ROOT / "docker", tmp_path / "docker")
+    for command in commands_of_the_manual("New secrets"):
+        subprocess.run(["sh", "-ec", command], cwd=tmp_path, check=True, capture_output=True)
+    before, after = ({p.name: p.read_bytes() for p in d.iterdir()} for d in (made, tmp_path / "secrets"))
+    assert set(before) == set(after)
+    kept = {name for name in before if before[name] == after[name]}
+    assert kept == {"postgres_password", "migrate_database_url"} | {
+        name for name in before if re.search("_key$", name) and "_s3_" not in name
+    }
+
+
 def test_a_certificate_file_that_is_not_there_stops_a_process_by_name(monkeypatch, tmp_path):
     values = {
         "DATABASE_URL": "postgresql://u:f3Kq9zlonGenough@db:5432/sluice",
