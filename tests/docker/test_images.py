@@ -113,6 +113,19 @@ def test_health_check_of_the_container_passes(name, site, containers):
     assert code == 0, said
 
 
+def test_container_reaches_the_object_store_with_the_certificate_it_is_given(containers):
+    program = """
+from core.settings import SweepSettings, load
+from core.stores.s3 import client_for
+store = client_for(load(SweepSettings))
+print(store.meta.endpoint_url, store.list_objects_v2(Bucket="sluice-witness")["Name"])
+"""
+    sweep = containers["sweep"]
+    code, said = sweep.run(["python", "-c", program])
+    assert (code, said.split()) == (0, [sweep.environment["SLUICE_S3_ENDPOINT"], "sluice-witness"])
+    assert said.startswith("https://s3:")
+
+
 def test_migrating_again_changes_nothing_and_ends_well(site, containers):
     assert containers["migrate"].run()[0] == 0
 
