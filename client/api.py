@@ -453,6 +453,11 @@ class Sluice:
             return CannotRun(
                 f"{self.url} gave no answer in time: try again, or look whether it is overloaded"
             )
+        if "CERTIFICATE_VERIFY_FAILED" in str(problem):
+            return CannotRun(
+                f"the certificate of {self.url} is not trusted: name a file with the certificate of its "
+                "authority in SSL_CERT_FILE, or look at --url"
+            )
         return CannotRun(
             f"cannot reach {self.url}: start the service there, or name another with --url or sluice login"
         )

@@ -4,9 +4,19 @@ import base64
 import os
 import re
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Self, TypeVar
 
-from pydantic import AfterValidator, Field, HttpUrl, PostgresDsn, RedisDsn, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    Field,
+    FilePath,
+    HttpUrl,
+    PostgresDsn,
+    RedisDsn,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 PREFIX = "SLUICE_"
@@ -121,6 +131,15 @@ class ServiceSettings(_WithObjects):
         "sluice-curator": "curator",
         "sluice-analyst": "analyst",
     }
+    # Certificate (with its intermediates) and private key, PEM files; without them the API is plain HTTP.
+    tls_cert: FilePath | None = None
+    tls_key: FilePath | None = None
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError(f"{PREFIX}TLS_CERT and {PREFIX}TLS_KEY are set together or not at all")
+        return self
 
 
 class TrainSettings(_WithObjects, _WithWitness):
@@ -181,7 +200,8 @@ def load(kind: type[S]) -> S:
         return kind(_secrets_dir=directory)  # type: ignore[call-arg]  # pydantic-settings' own argument
     except ValidationError as problem:
         wrong = (
-            f"{PREFIX}{str(e['loc'][0]).upper()} {_reason(e['type'], e['msg'])}" for e in problem.errors()
+            " ".join([*(f"{PREFIX}{at}".upper() for at in e["loc"][:1]), _reason(e["type"], e["msg"])])
+            for e in problem.errors()
         )
         raise SettingsProblem(f"{kind.__name__}: {'; '.join(wrong)}") from None
 
@@ -189,4 +209,6 @@ def load(kind: type[S]) -> S:
 def _reason(kind: str, message: str) -> str:
     if kind == "missing":
         return "is missing"
+    if kind == "path_not_file":
+        return "names no file"
     return message.removeprefix("Value error, ") if kind == "value_error" else "is not valid"

@@ -26,5 +26,5 @@ WORKDIR /opt/sluice
 USER 10001:10001
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/healthz', timeout=3)"]
+    CMD ["python", "-m", "core.probe", "8000"]
 CMD ["python", "-m", "service", "--host", "0.0.0.0", "--port", "8000"]

@@ -1,6 +1,7 @@
 """Serves HTTP: `python -m service [--host H] [--port P]`."""
 
 import argparse
+import ssl
 import sys
 
 import uvicorn
@@ -17,6 +18,7 @@ def main() -> None:
     where = arguments.parse_args()
     try:
         settings = load(ServiceSettings)
+        _check_certificate(settings)
     except SettingsProblem as problem:
         sys.exit(f"sluice: {problem}")
     log.configure("service")
@@ -28,7 +30,22 @@ def main() -> None:
         access_log=False,
         timeout_graceful_shutdown=3,
         server_header=False,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
     )
+
+
+def _check_certificate(settings: ServiceSettings) -> None:
+    if settings.tls_cert:
+        try:
+            # An empty password: a key that has one is refused here, in place of asking a terminal for it.
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")
+        except (OSError, ValueError):  # ssl.SSLError is an OSError
+            raise SettingsProblem(
+                "SLUICE_TLS_CERT and SLUICE_TLS_KEY are not a certificate and its private key: "
+                "name PEM files that belong together, the key without a password"
+            ) from None
 
 
 if __name__ == "__main__":

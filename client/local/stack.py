@@ -5,7 +5,6 @@ import os
 import sys
 import threading
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,13 +24,19 @@ from client.problems import CannotRun
 from core.database import connect, database_role
 from core.errors import Problem
 from core.people import first_admin, invite_admin
-from core.settings import RuleSettings, SettingsProblem, load
+from core.probe import ask_service
+from core.settings import RuleSettings, ServiceSettings, SettingsProblem, load
 from core.stores.access import ROLES as S3_ROLES
 from core.tables import Witness
 
+# Of the service's settings, those that follow from the servers in use.
+_CHOSEN = {
+    "database_url", "queue_url", "s3_endpoint", "s3_region", "s3_ca", "s3_access_key", "s3_secret_key",
+    "private_bucket", "public_bucket",
+}  # fmt: skip
 # Settings of the site that `sluice up` hands to its children as they are.
 _PASSED_ON = {
-    "service": ("REVIEWERS", "CAP_EPSILON", "CAP_DELTA", "CAP_DELTA_TIMES_RECORDS", "DIAGNOSTICS"),
+    "service": tuple(name.upper() for name in ServiceSettings.model_fields if name not in _CHOSEN),
     "train": ("DIAGNOSTICS",),
     "sweep": ("AUDIT_DAYS",),
 }
@@ -52,6 +57,7 @@ class Stack:
         invite: str | None = None,
     ) -> None:
         self.data, self.port, self.durable = data.resolve(), port, durable
+        self.certificate = os.environ.get("SLUICE_TLS_CERT")
         self.lost_witness, self.invite = lost_witness, invite
         self.stopping = threading.Event()
         self.timings: dict[str, float] = {}
@@ -103,7 +109,7 @@ class Stack:
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self.port}"
+        return f"{'https' if self.certificate else 'http'}://{HOST}:{self.port}"
 
     def environment(self, role: str) -> dict[str, str]:
         """All that a process of this role is told, and nothing of the others."""
@@ -224,8 +230,7 @@ class Stack:
 
     def health(self) -> dict[str, str]:
         """The state of every part, as the service sees it."""
-        with urllib.request.urlopen(f"{self.url}/readyz", timeout=5) as answer:  # noqa: S310 (our own address)
-            ready = json.load(answer)
+        ready = json.loads(ask_service(self.port, "/readyz", certificate=self.certificate, timeout=5))
         return ready["needs"] | {"service": "ok"} | ready["workers"]
 
     def _probe(self, role: str) -> None:

@@ -99,6 +99,18 @@ def test_diagnostics_are_off_by_default(monkeypatch):
     assert not any("diagnostics" in kind.model_fields for kind in others)
 
 
+def test_a_certificate_and_its_key_are_set_together(monkeypatch, tmp_path):
+    assert load(ServiceSettings).tls_cert is None
+    for name in ("SLUICE_TLS_CERT", "SLUICE_TLS_KEY"):
+        with monkeypatch.context() as patched:
+            patched.setenv(name, __file__)
+            with pytest.raises(SettingsProblem, match="SLUICE_TLS_CERT and SLUICE_TLS_KEY are set together"):
+                load(ServiceSettings)
+            patched.setenv(name, str(tmp_path / "missing"))
+            with pytest.raises(SettingsProblem, match=f"{name} names no file"):
+                load(ServiceSettings)
+
+
 def test_no_role_has_a_field_of_another():
     buckets = {kind: {f for f in kind.model_fields if f.endswith("_bucket")} for kind in ROLES}
     assert buckets[ServiceSettings] == {"private_bucket", "public_bucket"}

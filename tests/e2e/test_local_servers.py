@@ -12,18 +12,23 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import psutil
 import psycopg
 import pytest
 import redis
 
+from client.api import Sluice
 from client.local import state as data_directory
 from client.local.certificate import self_signed
 from client.local.child import knock
 from client.local.servers import Seaweed
+from client.problems import CannotRun
 from core.stores import s3
+from tests.conftest import served
 from tests.e2e import outsider
-from tests.e2e.driving import Up
+from tests.e2e.driving import Up, plain_environment
+from tests.service.test_oidc import Issuer
 
 WEED = Path(sysconfig.get_path("scripts")) / "weed"
 NOBODY = 65534
@@ -32,12 +37,36 @@ OBJECT = {"Bucket": "sluice-private", "Key": "uploads/sealed"}
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory):
+def issuer():
+    issuer = Issuer()
+    with served(issuer.app) as client:
+        issuer.url = str(client.base_url).rstrip("/")
+        yield issuer
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory, issuer):
+    place = tmp_path_factory.mktemp("up")
+    for name, text in zip(("cert", "key"), self_signed("127.0.0.1"), strict=True):
+        (place / f"{name}.pem").write_text(text)
+    environment = {
+        "SLUICE_TLS_CERT": str(place / "cert.pem"),
+        "SLUICE_TLS_KEY": str(place / "key.pem"),
+        "SLUICE_OIDC_ISSUER": issuer.url,
+        "SLUICE_OIDC_AUDIENCE": "a site",
+        "SLUICE_OIDC_ROLE_CLAIM": "groups",
+        "SLUICE_OIDC_ROLES": '{"doctors": "analyst"}',
+        "SLUICE_REQUESTS_PER_MINUTE": "1",
+    }
     # With this mask every file and socket that relies on the caller's is open to all.
-    up = Up(tmp_path_factory.mktemp("up") / "data", umask=0)
-    yield up.ready()
-    assert up.stop() == 0
-    up.process.stdout.close()
+    up = Up(place / "data", umask=0, environment=environment)
+    up.certificate, up.url = place / "cert.pem", f"https://127.0.0.1:{up.port}"
+    try:
+        up.expect("Ctrl-C stops", seconds=300)
+        yield up
+    finally:
+        up.stop()
+        up.process.stdout.close()
 
 
 @pytest.fixture(scope="module")
@@ -144,8 +173,11 @@ def test_every_listening_socket_refuses_another_user(up, state, someone):
         assert {answer["plain"] for answer in ask(sorted(closed - locks)).values()} == {None}
     assert {answer["plain"] for answer in ask(sorted("\0" + name[1:] for name in locks)).values()} == {None}
 
-    plain = {address: answer["plain"] for address, answer in ask([store, api]).items()}
-    assert all(body.startswith("HTTP/1.") and SECRET.hex() not in body for body in plain.values())
+    anonymous = ask([store, api])
+    assert anonymous[store]["plain"].splitlines()[0] == "HTTP/1.0 200 OK"  # that it runs, and no more
+    assert anonymous[store]["plain"].endswith("\r\n\r\n")
+    assert anonymous[api]["plain"] == ""
+    assert "404" in anonymous[api]["tls"].splitlines()[0]
     for user in ("sluice", "sluice_service", "postgres"):
         with pytest.raises(psycopg.OperationalError, match="password"):
             psycopg.connect(host="127.0.0.1", port=postgres[1], user=user, dbname="sluice", password="guess")
@@ -191,6 +223,44 @@ def test_tools_of_seaweedfs_get_and_change_nothing_for_another_user(up, state, a
         assert SECRET in someone.run(*shell, text=orders, insider=insider)
         hopeful.kill()
         assert hopeful.communicate()[0] == b""
+
+
+def test_the_api_speaks_https_with_the_certificate_it_is_given(up, monkeypatch):
+    # `up` is ready, so its own health probes have passed.
+    with Sluice(up.url, pause=lambda _: None) as stranger, pytest.raises(CannotRun, match="SSL_CERT_FILE"):
+        stranger.signing_keys()
+    with Sluice(f"http://127.0.0.1:{up.port}", pause=lambda _: None) as plain, pytest.raises(CannotRun):
+        plain.signing_keys()
+    monkeypatch.setenv("SSL_CERT_FILE", str(up.certificate))
+    with Sluice(up.url) as service:
+        assert service.signing_keys()
+    command = [sys.executable, "-m", "core.probe", str(up.port)]  # the container's health check
+    assert subprocess.run(command, env=plain_environment(SLUICE_TLS_CERT=str(up.certificate))).returncode == 0
+    wrong = plain_environment(SLUICE_TLS_CERT=str(up.data / "s3/tls.pem"))
+    assert subprocess.run(command, env=wrong, stderr=subprocess.DEVNULL).returncode != 0
+
+
+def test_a_key_of_another_certificate_is_refused_before_the_service_starts(up, servers):
+    mixed = {"SLUICE_TLS_CERT": str(up.certificate), "SLUICE_TLS_KEY": str(up.data / "s3/tls.key")}
+    ran = subprocess.run(
+        [sys.executable, "-m", "service", "--port", "1"],
+        env=plain_environment() | servers.environments["service"] | mixed,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("sluice: SLUICE_TLS_CERT and SLUICE_TLS_KEY are not a certificate and its")
+
+
+def test_settings_of_the_site_reach_the_service(up, issuer):
+    verified = ssl.create_default_context(cafile=up.certificate)
+    token = issuer.token(aud="a site", sub="u1", name="ann", groups=["doctors"])
+    headers = {"Authorization": f"Bearer {token}"}
+    with httpx.Client(base_url=up.url, headers=headers, verify=verified) as client:
+        first = client.get("/v1/me")
+        assert (first.status_code, first.json()["role"]) == (200, "analyst")
+        # A minute may end between two requests, but not between each of them.
+        assert any(client.get("/v1/me").status_code == 429 for _ in range(30))
 
 
 def test_it_does_not_get_ready_when_seaweedfs_runs_without_tls(tmp_path):
