@@ -39,8 +39,13 @@ def id_of(service: "Sluice", person: str) -> str:
 
 
 def show_people(found: "list[Json]") -> None:
-    rows = ((one["id"], one["name"], one["role"], "shut out" if one["disabled"] else "") for one in found)
-    listing("person", "name", "role", "", rows=rows)
+    names = {one["id"]: one["name"] for one in found}
+
+    def row(one: "Json") -> tuple[str, ...]:
+        by = one["created_by"] or ""
+        return one["id"], one["name"], one["role"], names.get(by, by), "shut out" if one["disabled"] else ""
+
+    listing("person", "name", "role", "added by", "", rows=map(row, found))
 
 
 def show_keys(keys: "list[Json]") -> None:

@@ -32,7 +32,8 @@ def main() -> None:
         )
         if name:
             with Session(connect(str(settings.database_url))) as session, session.begin():
-                sys.stdout.write(f"invitation of {name}, shown this once: {invite_admin(session, name)}\n")
+                text = invite_admin(session, name)
+            sys.stdout.write(f"invitation of {name}, shown this once: {text}\n")
     except (SettingsProblem, DatabaseIsNewer, Problem) as problem:
         sys.exit(f"sluice: {problem}")
 

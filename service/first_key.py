@@ -14,8 +14,10 @@ def main() -> None:
         settings = load(ServiceSettings)
     except SettingsProblem as problem:
         sys.exit(f"sluice: {problem}")
-    with Session(connect(str(settings.database_url))) as session, session.begin():
+    engine = connect(str(settings.database_url))
+    with Session(engine) as session, session.begin():
         made = first_admin(session)
+    engine.dispose()
     if made is None:
         sys.exit("sluice: there is an admin already; ask them for an invitation")
     sys.stdout.write(f"{made.key}\n")

@@ -14,6 +14,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from fastapi import FastAPI
+from psycopg.errors import RestrictViolation
 
 from service import oidc
 from tests.conftest import served
@@ -108,6 +109,25 @@ def test_a_token_works_like_a_key(signed_on, issuer):
     assert made.status_code == 201
     assert signed_on.curator.get(f"/v1/datasets/{made.json()['id']}").status_code == 404
     assert signed_on.curator.get("/v1/me").status_code == 200  # keys still work
+
+
+def test_people_of_single_sign_on_have_no_keys_and_no_inviter(signed_on, issuer):
+    """The provider alone says who they are: no admin holds a key of theirs, and each is independent."""
+    headers = {"Authorization": f"Bearer {issuer.token(sub='keyless')}"}
+    who = me(signed_on, issuer.token(sub="keyless")).json()
+    assert who["created_by"] is None
+    own = signed_on.anonymous.post("/v1/me/keys", json={}, headers=headers)
+    assert (own.status_code, own.json()["slug"]) == (403, "forbidden")
+    invited = signed_on.admin.post(f"/v1/admin/people/{who['id']}/invitations")
+    assert (invited.status_code, invited.json()["slug"]) == (409, "wrong-state")
+    with pytest.raises(RestrictViolation, match="have no keys"):
+        signed_on.sql(
+            "INSERT INTO invitations (id, person_id, digest, issued_by, expires_at)"
+            " VALUES (gen_random_uuid(), %s, sha256('x'), %s, now())",
+            who["id"], signed_on.admin.id, role="service",
+        )  # fmt: skip
+    other = me(signed_on, issuer.token(sub="another")).json()
+    assert signed_on.sql("SELECT independent(%s, %s)", who["id"], other["id"]) == [(True,)]
 
 
 def test_an_issuer_may_write_itself_with_a_slash(signed_on, issuer):

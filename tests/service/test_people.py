@@ -1,12 +1,22 @@
 """One person is one vote: no key that an admin has seen, no decision by two people whom one person may be."""
 
 import uuid
+from contextlib import contextmanager
 
 import psycopg
 import pytest
 from psycopg import errors
+from sqlalchemy import insert, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
 
-from tests.service.house import House
+from core import people
+from core.database import connect
+from core.errors import WrongState
+from core.tables import Person, Rules
+from migrations import migrate
+from service import first_key
+from tests.service.house import House, fresh_database
 
 INVITATION = """INSERT INTO invitations (id, person_id, digest, issued_by, confirmed_by, expires_at)
     VALUES (gen_random_uuid(), %s, sha256(%s::bytea), %s, %s, now() + interval '1 day')"""
@@ -20,9 +30,9 @@ def slug(answer) -> tuple[int, str]:
     return answer.status_code, answer.json().get("slug", "")
 
 
-def later(house: House, *people, days: int = 8) -> None:
+def later(house: House, *callers, days: int = 8) -> None:
     """As if these people had come so many days ago."""
-    for person in people:
+    for person in callers:
         for moved in ("people SET created_at = {} WHERE id", "invitations SET used_at = {} WHERE person_id"):
             past = f"now() - interval '{days} days'"
             house.sql(f"UPDATE {moved.format(past)} = %s", person.id)
@@ -314,7 +324,48 @@ def test_the_service_login_does_not_backdate_how_somebody_came(house):
     refused(house, "UPDATE rules SET independent_days = 1")
 
 
-def test_the_service_login_starts_no_second_site(house):
-    with psycopg.connect(house.url("service")) as connection:
-        [(there,)] = connection.execute("SELECT site_has_admin()").fetchall()
-    assert there is True
+# -- how a site starts
+
+
+@contextmanager
+def session_of(url: str):
+    engine = connect(url, pool_size=1)
+    try:
+        with Session(engine) as session:
+            yield session
+    finally:
+        engine.dispose()
+
+
+def test_a_new_site_starts_with_two_independent_admins_and_only_then(servers, monkeypatch, capsys):
+    with fresh_database(servers) as url:
+        with psycopg.connect(url("owner")) as owner:
+            owner.execute("SET session_replication_role = replica")
+            owner.execute("TRUNCATE people, keys, invitations CASCADE")
+        own = {"SLUICE_DATABASE_URL": url("service")}
+        for name, value in (servers.environments["service"] | own).items():
+            monkeypatch.setenv(name, value)
+        first_key.main()  # with the service's own login
+        out, err = capsys.readouterr()
+        assert "for another person" in err
+        with session_of(url("service")) as session:
+            first = people.person_of(session, out.strip())[0].id
+            second, _ = people.redeem(session, err.split()[-1], label="k", days=1)
+            session.commit()
+            people.require_independent(session, first, second.person_id)
+            with pytest.raises(IntegrityError, match="added by an admin"):
+                session.execute(insert(Person).values(id=uuid.uuid4(), name="third", role="admin"))
+            session.rollback()
+            with pytest.raises(IntegrityError, match="an admin invites"):
+                people.invite_admin(session, "admin")
+        with pytest.raises(SystemExit, match="there is an admin already"):
+            first_key.main()
+        # The owner of the tables lets an admin in who lost their key, and sets the time.
+        migrate(url("owner"), {}, independent_days=30)
+        with session_of(url("owner")) as session, session.begin():
+            text = people.invite_admin(session, "admin")
+            assert people.redeem(session, text, label="k", days=1)[0].person_id == first
+            assert session.scalars(select(Rules.independent_days)).all() == [30]
+            people.add_person(session, name="carla", role=people.Role.CURATOR)
+            with pytest.raises(WrongState):
+                people.invite_admin(session, "carla")
