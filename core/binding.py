@@ -52,7 +52,7 @@ def bind(
             {"dataset": str(id), "account": account and str(account), "share": _words(overlaps[id])}
             for id, account in found.items()
         ]
-        return _write(session, row, state="held", causes=causes, matches=matches, report=report)
+        return _write(session, row, state="held", causes=causes, matches=matches, report=report, attempts=0)
     account = own or _new_account(session, row, "dataset")
     return _write(session, row, state="ready", account_id=account, report=report)
 
@@ -114,7 +114,9 @@ def _new_account(session: Session, row: Dataset, what: str) -> uuid.UUID:
 
 def _write(session: Session, row: Dataset, *, state: str, **values: Any) -> str:
     change = update(Dataset).where(Dataset.id == row.id)
-    session.execute(change.values(state=state, checked_at=func.now(), **values))
+    session.execute(
+        change.values({"state": state, "checked_at": func.now(), "fault": None, "retry_at": None} | values)
+    )
     return state
 
 

@@ -23,7 +23,7 @@ class Fault(StrEnum):
     TIMED_OUT = "timed-out"
     UNREADABLE = "unreadable"  # the reader itself ended without an answer
     NOT_ACCEPTED = "not-accepted"  # by the person who decided about a dataset that was held
-    OUT_OF_SPACE = "out-of-space"  # of the worker's disk: worth another try
+    CHECK_FAILED = "check-failed"  # again and again, for reasons of the site and not of the file
 
     # A job.
     DIVERGED = "diverged"
@@ -40,6 +40,9 @@ class Fault(StrEnum):
     UNFIT_RELAY = "unfit-relay"  # its owners have different deltas or relations
 
     # Either.
+    UPLOAD_GONE = "upload-gone"  # not in the store: the upload was not completed, or was removed
+    OUT_OF_SPACE = "out-of-space"  # of the worker's disk, at the moment: worth another try
+    EXCEEDS_DISK = "exceeds-disk"  # more than the whole disk of the worker holds
     LEDGER_BROKEN = "ledger-broken"  # the rows of an account do not follow, or grant more than its budget
     OUT_OF_MEMORY = "out-of-memory"
 

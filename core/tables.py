@@ -148,6 +148,12 @@ class Dataset(Base):
     created_at: Mapped[datetime] = _now()
     sealed_at: Mapped[datetime | None]
     checked_at: Mapped[datetime | None]
+    attempts: Mapped[int] = mapped_column(server_default="0")  # at checking it
+    retry_at: Mapped[datetime | None]
+    deleted_at: Mapped[datetime | None]
+    deleted_by: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("people.id"))
+    deletion_reason: Mapped[str | None]
+    removed_at: Mapped[datetime | None]  # since when the store has no byte of it
 
 
 class Review(Base):
@@ -193,6 +199,7 @@ class Job(Base):
     opened_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
     cancel_asked_at: Mapped[datetime | None]
+    synthesizer_removed_at: Mapped[datetime | None]
 
 
 class Entry(Base):
@@ -265,6 +272,7 @@ class Release(Base):
     fault: Mapped[str | None]
     build: Mapped[int] = mapped_column(server_default="1")
     fence: Mapped[int] = mapped_column(server_default="0")
+    attempts: Mapped[int] = mapped_column(server_default="0")  # at what is due now
     lease_until: Mapped[datetime | None]
     done: Mapped[int] = mapped_column(server_default="0")
     digest: Mapped[bytes | None]

@@ -1,33 +1,42 @@
-"""Checks a sealed dataset: rejected with a fault, held for a decision, or ready on its people's account."""
+"""Checks a sealed dataset: rejected with a fault, held for a decision, or ready on its people's account.
+
+Attempts are counted before anything is read, so that a file that kills its worker is counted too. What may
+pass is tried again, later and later; after MOST_ATTEMPTS the dataset is rejected with the last fault.
+"""
 
 import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
 from botocore.exceptions import ClientError
 from pydantic import TypeAdapter
-from sqlalchemy import Engine, select, text
+from sqlalchemy import Engine, func, or_, select, text, update
 from sqlalchemy.orm import Session
 
 from core import audit, binding, log
+from core.errors import Problem
 from core.faults import Failure, Fault
 from core.schema import ImageSchema, Schema, TableSchema
 from core.stores.private import PrivateStore
 from core.tables import Dataset
-from core.witness import LedgerBehindWitness, LedgerNotWitnessed
+from core.witness import require_level
+from worker import life
+from worker.claims import LEASE, MOST_ATTEMPTS, pause
 from worker.known import KeyChanged, KnownRecords
 from worker.records import Records
 from worker.records.fingerprints import Fingerprints, fingerprints
+from worker.space import require_space
 from worker.validate import convert
 
 _log = log.get("checking")
 _SCHEMA: TypeAdapter[ImageSchema | TableSchema] = TypeAdapter(Schema)
-# Faults of this machine and moment, not of the file: worth another try.
-_PASSING = {Fault.OUT_OF_SPACE}
+# Faults of this machine and moment, not of the file: worth another try. A seal may be said again.
+_PASSING = {Fault.OUT_OF_SPACE, Fault.UPLOAD_GONE}
 _LOCK = 0x51ECD  # one dataset at a time is compared and bound, over all workers
 
 
@@ -42,21 +51,60 @@ class Checker:
 
     def check(self, dataset_id: uuid.UUID) -> None:
         """Decides a dataset that waits for its check; does nothing for any other."""
-        with Session(self.engine, expire_on_commit=False) as session:
-            dataset = session.scalars(
-                select(Dataset).where(Dataset.id == dataset_id, Dataset.state == "checking")
-            ).one_or_none()
+        if not self._may_begin(dataset_id):
+            return
+        dataset = self._claimed(dataset_id)
         if dataset is None:
             _log.info("nothing_to_check")
             return
+        said = {"dataset_id": str(dataset_id), "attempt": dataset.attempts}
+        fault: Fault | None = None
         try:
-            state = self._decided(dataset_id) or self._read(dataset)
-        except (LedgerBehindWitness, LedgerNotWitnessed) as problem:
+            if dataset.attempts > MOST_ATTEMPTS:  # its last attempts did not live to say why
+                raise Failure(Fault(dataset.fault) if dataset.fault else Fault.CHECK_FAILED)
+            with life.repeating(lambda: self._wait(dataset, LEASE), LEASE.total_seconds() / 4):
+                state = self._decided(dataset_id) or self._read(dataset)
+            _log.info("dataset_checked", **said, state=state)
+            return
+        except Failure as failure:
+            fault = failure.fault
+        except Exception as problem:  # its text may quote a record: kind and place are all that is said
+            fault = Fault.CHECK_FAILED
+            _log.warning("check_stopped", **said, kind=type(problem).__name__, where=life.where(problem))
+        if fault in _PASSING | {Fault.CHECK_FAILED} and dataset.attempts < MOST_ATTEMPTS:
+            self._wait(dataset, pause(dataset.attempts), fault=fault.value)
+            _log.warning("check_postponed", **said, fault=fault.value)
+            return
+        with Session(self.engine) as session, session.begin():
+            binding.reject(session, dataset_id, fault)
+        _log.info("dataset_checked", **said, state="rejected", fault=fault.value)
+
+    def _may_begin(self, dataset_id: uuid.UUID) -> bool:
+        """While the ledger may have forgotten something, nothing is read: that is no attempt."""
+        try:
+            with Session(self.engine) as session:
+                require_level(session)
+            self.known.catch_up()
+        except Problem as problem:
             _log.warning("check_postponed", dataset_id=str(dataset_id), why=problem.slug)
+            return False
         except KeyChanged as problem:
             _log.error("check_postponed", dataset_id=str(dataset_id), why=str(problem))
-        else:
-            _log.info("dataset_checked", dataset_id=str(dataset_id), state=state)
+            return False
+        return True
+
+    def _claimed(self, dataset_id: uuid.UUID) -> Dataset | None:
+        """Counts an attempt, and keeps others from a second one at the same time."""
+        due = or_(Dataset.retry_at.is_(None), Dataset.retry_at < func.now())
+        take = update(Dataset).where(Dataset.id == dataset_id, Dataset.state == "checking", due)
+        take = take.values(attempts=Dataset.attempts + 1, retry_at=func.now() + LEASE)
+        with Session(self.engine, expire_on_commit=False) as session, session.begin():
+            return session.scalars(take.returning(Dataset)).one_or_none()
+
+    def _wait(self, dataset: Dataset, time: timedelta, **values: Any) -> None:
+        mine = (Dataset.id == dataset.id, Dataset.attempts == dataset.attempts, Dataset.state == "checking")
+        with self.engine.begin() as connection:
+            connection.execute(update(Dataset).where(*mine).values(retry_at=func.now() + time, **values))
 
     def _decided(self, dataset_id: uuid.UUID) -> str | None:
         with self._alone():
@@ -66,13 +114,7 @@ class Checker:
         return state
 
     def _read(self, dataset: Dataset) -> str | None:
-        try:
-            found, report = self._fingerprints(dataset)
-        except Failure as failure:
-            if failure.fault in _PASSING:
-                raise
-            with Session(self.engine) as session, session.begin():
-                return binding.reject(session, dataset.id, failure.fault)
+        found, report = self._fingerprints(dataset)
         with self._alone():
             unreadable = self._remember_bindings()
             overlaps = dict.fromkeys(unreadable, 0.0) | self._overlaps(dataset.id, found)
@@ -91,6 +133,8 @@ class Checker:
         with tempfile.TemporaryDirectory(prefix="sluice-check-") as directory:
             path, work = Path(directory, "upload"), Path(directory, "records")
             work.mkdir()
+            self.private.require(dataset.object_key, dataset.size or 0)
+            require_space(dataset.size or 0, directory=work)
             self.private.fetch(dataset.object_key, path)
             sha256, size = (dataset.sha256 or b"").hex(), dataset.size or 0
             report = convert(path, schema, work, sha256=sha256, size=size)

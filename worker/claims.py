@@ -12,10 +12,24 @@ from sqlalchemy.orm import Session
 from core import audit, ledger
 from core.faults import Fault
 from core.ledger import Move
-from core.tables import Diagnosis, Entry, Job
+from core.tables import Diagnosis, Entry, Job, Release
 
 LEASE = timedelta(seconds=20)
 MOST_ATTEMPTS = 20
+
+
+def due_release() -> Any:
+    """Something is to be done for the release, and was not tried in vain so often that a person has to look.
+
+    A withdrawal is never given up: its files would stay public.
+    """
+    hopeful = or_(Release.attempts <= MOST_ATTEMPTS, Release.state == "withdrawing")
+    return and_(Release.state.in_(("building", "publishing", "withdrawing")), hopeful)
+
+
+def pause(attempts: int, *, first: float = 2.0) -> timedelta:
+    """How long to wait after an attempt that failed for a passing reason: longer each time, up to an hour."""
+    return timedelta(seconds=min(first * 2.0 ** (attempts - 1), 3600.0))
 
 
 class Fenced(Exception):

@@ -2,7 +2,10 @@
 
 import sys
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import redis
@@ -20,6 +23,32 @@ from core.witness import WitnessDamaged
 
 _log = log.get("life")
 S = TypeVar("S", bound="TrainSettings | PublishSettings | SweepSettings")
+
+
+@contextmanager
+def repeating(action: Callable[[], object], seconds: float) -> Iterator[None]:
+    """Does something now and then from another thread while the block takes long."""
+    done = threading.Event()
+
+    def repeat() -> None:
+        while not done.wait(seconds):
+            try:
+                action()
+            except SQLAlchemyError as problem:
+                _log.warning("heartbeat_missed", kind=type(problem).__name__)
+
+    thread = threading.Thread(target=repeat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def where(problem: Exception) -> list[str]:
+    """Files and lines of the traceback, and no values."""
+    return [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(problem.__traceback__)]
 
 
 def settings_or_exit(kind: type[S], role: str) -> S:

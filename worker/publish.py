@@ -14,7 +14,6 @@ import os
 import tempfile
 import threading
 import time
-import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,13 +43,12 @@ from privacy import attest
 from privacy.attest import ATTESTATION, MANIFEST, PRIVACY, SUMS, Signer
 from privacy.problems import Problem as PrivacyProblem
 from worker import copies, life
-from worker.claims import LEASE, MOST_ATTEMPTS, Fenced
+from worker.claims import LEASE, MOST_ATTEMPTS, Fenced, due_release, pause
 from worker.paid import all_paid, require_stated
 
 _log = log.get("publish")
 _SCHEMA: TypeAdapter[ImageSchema | TableSchema] = TypeAdapter(Schema)
-DUE = ("building", "publishing", "withdrawing")
-AGAIN = timedelta(seconds=30)  # until something that may pass is tried again
+AGAIN = 30.0  # seconds until something that may pass is tried again for the first time
 FRESH = timedelta(days=1)  # of a list of withdrawn releases
 
 
@@ -124,19 +122,19 @@ class Publisher:
         do = {"building": self._build, "publishing": self._publish, "withdrawing": self._withdraw}
         try:
             try:
+                if held.row.attempts > MOST_ATTEMPTS and held.row.state != "withdrawing":
+                    raise Failure(Fault(held.row.fault or Fault.LOST))
                 with _beating(held, self.beat_seconds):
                     do[held.row.state](held)
                 _log.info("release_done", **said)
             except HandBack:
-                held.write(lease_until=None)
+                held.write(lease_until=None, attempts=held.row.attempts - 1)
                 return True
             except (Fenced, SQLAlchemyError):
                 raise
             except Exception as problem:
                 fault = _fault_of(problem)
-                where = [
-                    f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(problem.__traceback__)
-                ]
+                where = life.where(problem)
                 kind = type(problem).__name__
                 _log.warning("release_stopped", **said, fault=fault and fault.value, kind=kind, where=where)
                 self._stop(held, fault)
@@ -147,10 +145,9 @@ class Publisher:
 
     def _claim(self, id: uuid.UUID) -> Hold | None:
         free = or_(Release.lease_until.is_(None), Release.lease_until < func.now())
-        mine = and_(Release.id == id, Release.state.in_(DUE), free)
-        take = (
-            update(Release).where(mine).values(fence=Release.fence + 1, lease_until=func.now() + self.lease)
-        )
+        take = update(Release).where(Release.id == id, due_release(), free)
+        counted = {"fence": Release.fence + 1, "attempts": Release.attempts + 1}
+        take = take.values(**counted, lease_until=func.now() + self.lease)
         with Session(self.engine, expire_on_commit=False) as session, session.begin():
             if session.execute(take.returning(Release.id)).one_or_none() is None:
                 return None
@@ -159,11 +156,15 @@ class Publisher:
         return Hold(engine=self.engine, row=row, lease=self.lease)
 
     def _stop(self, held: Hold, fault: Fault | None) -> None:
-        """A build ends with its fault. What was asked for after review stays asked for and is tried again."""
+        """A build ends with its fault. What was asked for after review is tried again, later and later.
+
+        After MOST_ATTEMPTS a publication waits until somebody asks for it again.
+        """
         if fault is not None and held.row.state == "building":
-            held.write(state="failed", fault=fault.value, lease_until=None)
+            held.write(state="failed", fault=fault.value, lease_until=None, attempts=0)
         else:
-            held.write(fault=fault and fault.value, lease_until=func.now() + AGAIN)
+            again = func.now() + pause(held.row.attempts, first=AGAIN)
+            held.write(fault=fault and fault.value, lease_until=again)
 
     def _snapshot(self) -> Session:
         """All that is read in it is of one moment: the ledger that is stated is the one that was verified."""
@@ -176,8 +177,6 @@ class Publisher:
         from worker import bundle  # brings torch, which takes seconds, and a worker starts without
 
         row = held.row
-        if row.fence > MOST_ATTEMPTS * row.build:
-            raise Failure(Fault.LOST)
         with self._snapshot() as session:
             job = session.get_one(Job, row.job_id)
             source = session.get_one(Dataset, job.source_id) if job.source_id else None
@@ -220,7 +219,7 @@ class Publisher:
                 self.public.put_copy(copy(file["path"]), directory / file["path"])
                 self.point("kept")
         held.write(
-            state="in_review", fault=None, lease_until=None, done=row.count, digest=made.digest,
+            state="in_review", fault=None, lease_until=None, attempts=0, done=row.count, digest=made.digest,
             files=made.files, manifest=made.manifest, privacy=dict(facts.privacy), preview=made.preview,
             built_at=func.now(),
         )  # fmt: skip
@@ -267,7 +266,7 @@ class Publisher:
                 self.point("put")
         with Session(self.engine) as session, session.begin():
             at = datetime.fromisoformat(checked.published_at)
-            held.write(session, state="published", fault=None, lease_until=None, published_at=at)
+            held.write(session, state="published", fault=None, lease_until=None, attempts=0, published_at=at)
             older = update(Release).where(Release.id == row.supersedes, Release.state == "published")
             session.execute(older.values(state="superseded"))
         self.point("published")
@@ -306,8 +305,9 @@ class Publisher:
         self.point("buried")
         with Session(self.engine) as session, session.begin():
             held.write(
-                session, state="withdrawn", fault=None, lease_until=None, withdrawn_at=row.withdrawn_at
-            )
+                session, state="withdrawn", fault=None, lease_until=None, attempts=0,
+                withdrawn_at=row.withdrawn_at,
+            )  # fmt: skip
             self._append_list(session)
         self.point("listed")
 

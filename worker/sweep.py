@@ -27,7 +27,7 @@ from core.stores.witness import witness_store
 from core.tables import Dataset, Job, Release, ReviewCopy, Revocations
 from core.witness import WitnessLog, compare
 from worker import life
-from worker.claims import MOST_ATTEMPTS
+from worker.claims import MOST_ATTEMPTS, due_release
 from worker.copies import unneeded
 
 _log = log.get("sweep")
@@ -45,15 +45,16 @@ def waiting(session: Session) -> list[tuple[str, object]]:
     jobs = session.scalars(
         select(Job.id).where(or_(Job.state == "queued", left)).order_by(Job.created_at).limit(100)
     )
-    unchecked = select(Dataset.id).where(Dataset.state == "checking").order_by(Dataset.sealed_at).limit(100)
-    return [("train.run", id) for id in jobs] + [("train.check", id) for id in session.scalars(unchecked)]
+    due = or_(Dataset.retry_at.is_(None), Dataset.retry_at < func.now())
+    unchecked = select(Dataset.id).where(Dataset.state == "checking", due).order_by(Dataset.sealed_at)
+    checks = session.scalars(unchecked.limit(100))
+    return [("train.run", id) for id in jobs] + [("train.check", id) for id in checks]
 
 
 def unpublished(session: Session) -> list[tuple[str, object]]:
     """(task, id) of what waits for the publisher, or was left by one whose lease ran out."""
     free = or_(Release.lease_until.is_(None), Release.lease_until < func.now())
-    due = Release.state.in_(("building", "publishing", "withdrawing"))
-    found = select(Release.id).where(due, free).order_by(Release.created_at).limit(100)
+    found = select(Release.id).where(due_release(), free).order_by(Release.created_at).limit(100)
     rings: list[tuple[str, object]] = [("publish.run", id) for id in session.scalars(found)]
     left = unneeded().with_only_columns(ReviewCopy.release_id).distinct().limit(100)
     rings += [("publish.run", id) for id in session.scalars(left)]

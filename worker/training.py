@@ -10,7 +10,6 @@ import json
 import tempfile
 import threading
 import time
-import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,9 +33,10 @@ from core.tables import Account, Dataset, Entry, Job
 from core.witness import WitnessLog, is_behind
 from privacy.plans import Plan, plan_from_dict
 from privacy.problems import Problem as PrivacyProblem
-from worker import plot
+from worker import life, plot
 from worker.claims import LEASE, MOST_ATTEMPTS, Claim, Fenced, claim
 from worker.paid import require_reserved, verified
+from worker.space import require_space
 from worker.tidying import tidy
 
 if TYPE_CHECKING:
@@ -103,14 +103,14 @@ class Trainer:
             # The text of an unexpected error may quote a record: its kind and place are all that is said.
             _log.warning(
                 "job_stopped", job_id=job_id, fault=fault and fault.value, kind=type(problem).__name__,
-                where=_where(problem),
+                where=life.where(problem),
             )  # fmt: skip
             if fault is None:
                 if held.fence < MOST_ATTEMPTS:
                     self.stopping.wait(min(2.0**held.fence, 30.0))
                     held.hand_back()
                     return True
-                fault = Fault.LOST
+                fault = problem.fault if isinstance(problem, Failure) else Fault.LOST
             self.point("failing")
             held.failed(fault)
             self.point("failed")
@@ -126,6 +126,7 @@ class Trainer:
         self._await_witness(held)
         self.point("witnessed")
         self._verify_ledger(held, plan)
+        self._require_uploads(job)
         held.open()
         self.point("opened")
         with tempfile.TemporaryDirectory(prefix="sluice-train-") as directory:
@@ -170,6 +171,16 @@ class Trainer:
             account = verified(session, held.job.account_id)
             entry = session.scalars(mine.where(Entry.kind == "reserve")).one_or_none()
             require_reserved(account, entry, plan.event())
+
+    def _require_uploads(self, job: Job) -> None:
+        """They are in the store and fit on this disk: asked while the charge can still be given back."""
+        with Session(self.engine) as session:
+            used = [id for id in (job.dataset_id, job.source_id) if id is not None]
+            datasets = [session.get_one(Dataset, id) for id in used]
+            sizes = {dataset.object_key: dataset.size or 0 for dataset in datasets}
+        for key, size in sizes.items():
+            self.private.require(key, size)
+        require_space(*sizes.values())
 
     def _await_witness(self, held: Claim) -> None:
         """Waits until the witness outside the database knows the row that pays for this job.
@@ -333,15 +344,10 @@ def _beating(held: Claim, seconds: float) -> Iterator[Pulse]:
         thread.join()
 
 
-def _where(problem: Exception) -> list[str]:
-    """Files and lines of the traceback, and no values."""
-    return [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(problem.__traceback__)]
-
-
 def _fault_of(problem: Exception) -> Fault | None:
     """The fault a job ends with, or None for what may pass: a server away, a full disk, the unforeseen."""
     if isinstance(problem, Failure):
-        if problem.fault is Fault.OUT_OF_SPACE:
+        if problem.fault in (Fault.OUT_OF_SPACE, Fault.UPLOAD_GONE):
             return None
         return problem.fault if problem.fault in _OF_JOBS else Fault.SCHEMA_MISMATCH
     slug: Any = getattr(problem, "slug", None)
@@ -354,5 +360,5 @@ def _fault_of(problem: Exception) -> Fault | None:
 
 _OF_JOBS = {
     Fault.DIVERGED, Fault.SCHEMA_MISMATCH, Fault.ACCOUNTING_MISMATCH, Fault.LOST, Fault.CANCELLED,
-    Fault.OUT_OF_MEMORY, Fault.LEDGER_BROKEN,
+    Fault.OUT_OF_MEMORY, Fault.LEDGER_BROKEN, Fault.EXCEEDS_DISK,
 }  # fmt: skip

@@ -177,7 +177,7 @@ def rebuild(session: Session, who: Who, id: uuid.UUID) -> Release:
     row = _locked(session, id)
     _require(row, "in_review", "approved", "failed")
     row.state, row.fault, row.digest, row.done, row.build = "building", None, None, 0, row.build + 1
-    row.lease_until = None
+    row.lease_until, row.attempts = None, 0
     session.commit()
     return row
 
@@ -196,12 +196,17 @@ def publish(session: Session, who: Who, id: uuid.UUID) -> Release:
     require_level(session)
     _authored(session, who, id)
     row = _locked(session, id)
-    if row.state in ("publishing", *OUT):
+    if row.state in OUT:
+        return row
+    if row.state == "publishing":  # tries may have ended with a fault: this begins a new count
+        if row.fault is not None:
+            row.attempts, row.lease_until = 0, None
+            session.commit()
         return row
     if row.state == "in_review":
         raise NotApproved("Have somebody else approve its digest first.")
     _require(row, "approved")
-    row.state, row.lease_until = "publishing", None
+    row.state, row.lease_until, row.attempts = "publishing", None, 0
     session.commit()
     return row
 
@@ -213,7 +218,8 @@ def withdraw(session: Session, who: Who, id: uuid.UUID, *, reason: str) -> Relea
     if row.state in TOMBSTONES:
         return row
     _require(row, "publishing", *OUT)
-    row.state, row.reason, row.withdrawn_at, row.lease_until = "withdrawing", reason, datetime.now(UTC), None
+    row.state, row.reason, row.withdrawn_at = "withdrawing", reason, datetime.now(UTC)
+    row.lease_until, row.attempts = None, 0
     session.commit()
     return row
 

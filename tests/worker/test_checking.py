@@ -4,6 +4,8 @@ import io
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +16,9 @@ from core.stores.private import PrivateStore
 from core.stores.witness import DirectoryWitness
 from core.tables import Account, Dataset, Person, Review
 from tests.worker.conftest import npz, upload
+from worker import sweep
 from worker.checking import Checker
+from worker.claims import MOST_ATTEMPTS
 from worker.known import KeyChanged, KnownRecords
 from worker.train import make_checker, make_trainer
 
@@ -304,3 +308,104 @@ def test_the_worker_is_made_with_the_sites_key_and_store(place):
     made.known.catch_up()
     assert len(made.key) == 32
     trainer.engine.dispose()
+
+
+def tried(place, checker, dataset, *, most=30):
+    """Checks as rung for again and again, whenever the dataset is due; gives how long each wait was."""
+    waits = []
+    for _ in range(most):
+        checker.check(dataset.id)
+        row = place.see(dataset)
+        if row.state != "checking":
+            break
+        checker.check(dataset.id)  # rung for too early: no attempt
+        assert place.see(dataset).attempts == row.attempts
+        waits.append((row.retry_at - datetime.now(UTC)).total_seconds())
+        place.change("UPDATE datasets SET retry_at = now() - interval '1 s' WHERE id = %s", dataset.id)
+    return waits
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fault", "attempts"),
+    [("never completed", "upload-gone", MOST_ATTEMPTS), ("disk full", "out-of-space", MOST_ATTEMPTS),
+     ("unforeseen", "check-failed", MOST_ATTEMPTS), ("disk small", "exceeds-disk", 1),
+     ("other size", "size-mismatch", 1)],
+)  # fmt: skip
+def test_a_check_is_tried_a_bounded_number_of_times(wrong, fault, attempts, place, checker, monkeypatch):
+    """What may pass waits longer each time; nothing that does not fit is fetched at all."""
+    dataset = place.sealed()
+    monkeypatch.setattr(PrivateStore, "fetch", refusing)
+    if wrong == "never completed":
+        place.admin.delete_object(Bucket="sluice-private", Key=dataset.object_key)
+    elif wrong == "other size":
+        place.admin.put_object(Bucket="sluice-private", Key=dataset.object_key, Body=b"another")
+    elif wrong.startswith("disk"):
+        most = 2 * dataset.size - 1
+        disk = SimpleNamespace(total=most if wrong == "disk small" else 1 << 40, free=most)
+        monkeypatch.setattr("worker.space.shutil.disk_usage", lambda _: disk)
+    waits = tried(place, checker, dataset)
+    row = place.see(dataset)
+    assert (row.state, row.fault, row.attempts, row.account_id) == ("rejected", fault, attempts, None)
+    assert len(waits) == attempts - 1
+    if waits:
+        assert max(waits) <= 3600
+        assert waits[0] <= 2
+        assert waits[-1] > 3590
+
+
+def refusing(*_):
+    raise RuntimeError("the text of an error may quote a record")
+
+
+def test_a_check_that_kills_its_worker_is_counted_too(place, checker, monkeypatch):
+    dataset = place.sealed()
+    for _ in range(MOST_ATTEMPTS):
+        assert checker._claimed(dataset.id) is not None  # and nothing is heard of it again
+        assert checker._claimed(dataset.id) is None
+        place.change("UPDATE datasets SET retry_at = now() - interval '1 s' WHERE id = %s", dataset.id)
+    checker.check(dataset.id)
+    row = place.see(dataset)
+    assert (row.state, row.fault) == ("rejected", "check-failed")
+
+
+def test_a_check_that_failed_for_a_passing_reason_succeeds_later(place, checker, monkeypatch):
+    dataset = place.sealed()
+    with monkeypatch.context() as full:
+        full.setattr("worker.space.shutil.disk_usage", lambda _: SimpleNamespace(total=1 << 40, free=0))
+        checker.check(dataset.id)
+    row = place.see(dataset)
+    assert (row.state, row.fault, row.attempts) == ("checking", "out-of-space", 1)
+    with Session(place.engines["sweep"]) as session:
+        assert ("train.check", dataset.id) not in sweep.waiting(session)
+        place.change("UPDATE datasets SET retry_at = now() - interval '1 s' WHERE id = %s", dataset.id)
+        assert ("train.check", dataset.id) in sweep.waiting(session)
+    checker.check(dataset.id)
+    row = place.see(dataset)
+    assert (row.state, row.fault, row.attempts) == ("ready", None, 2)
+
+
+def test_a_long_check_keeps_others_from_a_second_one(place, checker, monkeypatch):
+    """Its lease is renewed while it reads."""
+    dataset = place.sealed()
+    monkeypatch.setattr("worker.checking.LEASE", timedelta(seconds=0.2))
+    read, rival = checker._read, another(checker)
+
+    def read_long(row):
+        first = place.see(row).retry_at
+        while place.see(row).retry_at < first + timedelta(seconds=0.4):
+            assert rival._claimed(row.id) is None or place.see(row).attempts == 1
+        return read(row)
+
+    monkeypatch.setattr(Checker, "_read", lambda _, row: read_long(row))
+    checker.check(dataset.id)
+    assert (place.see(dataset).state, place.see(dataset).attempts) == ("ready", 1)
+
+
+def test_waiting_for_the_ledger_reads_nothing_and_is_no_attempt(place, checker, monkeypatch):
+    place.change("UPDATE witness SET checked_at = now() - interval '2 minutes'")
+    dataset = place.sealed()
+    monkeypatch.setattr(PrivateStore, "fetch", refusing)
+    for _ in range(MOST_ATTEMPTS + 1):
+        checker.check(dataset.id)
+    assert (place.see(dataset).state, place.see(dataset).attempts) == ("checking", 0)
+    place.keep_witness()

@@ -8,6 +8,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import psutil
@@ -402,12 +403,46 @@ def test_nothing_is_opened_for_a_row_that_reserved_another_event(place, mortal):
 
 def test_records_that_are_not_the_declared_ones_end_the_job_in_a_fault(place, mortal):
     dataset = place.dataset()
-    place.admin.put_object(Bucket="sluice-private", Key=dataset.object_key, Body=b"something else")
+    place.admin.put_object(Bucket="sluice-private", Key=dataset.object_key, Body=bytes(dataset.size))
     job = place.job(dataset)
     assert mortal.order(job) == 0
     row = place.look(job)
     assert (row.state, row.fault) == ("failed", "schema-mismatch")
     assert place.ledger_of(job) == ["reserve", "settle"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fault", "attempts"),
+    [("gone", "upload-gone", 20), ("other size", "schema-mismatch", 1), ("disk full", "out-of-space", 20),
+     ("disk small", "exceeds-disk", 1)],
+)  # fmt: skip
+def test_a_job_whose_upload_cannot_be_fetched_is_given_back_what_it_was_charged(
+    wrong, fault, attempts, place, monkeypatch
+):
+    """Asked before records count as opened, a bounded number of times, and never after a byte was fetched."""
+    dataset = place.dataset()
+    job = place.job(dataset)
+    trainer = make_trainer(place.train_settings)
+    monkeypatch.setattr(trainer.stopping, "wait", lambda _: False)
+    monkeypatch.setattr(trainer.private, "fetch", None)
+    if wrong == "gone":
+        place.admin.delete_object(Bucket="sluice-private", Key=dataset.object_key)
+    elif wrong == "other size":
+        place.admin.put_object(Bucket="sluice-private", Key=dataset.object_key, Body=b"something else")
+    else:
+        most = 2 * dataset.size - 1
+        disk = (most, 0, most) if wrong == "disk small" else (1 << 40, 0, most)
+        monkeypatch.setattr("worker.space.shutil.disk_usage", lambda _: usage(*disk))
+    while trainer.run(job):
+        pass
+    row = place.look(job)
+    assert (row.state, row.fault, row.fence, row.opened_at) == ("failed", fault, attempts, None)
+    assert place.ledger_of(job) == ["reserve", "void"]
+    trainer.engine.dispose()
+
+
+def usage(total, used, free):
+    return SimpleNamespace(total=total, used=used, free=free)
 
 
 def test_what_is_fixed_about_a_job_cannot_be_changed_by_a_worker(place, mortal):

@@ -37,7 +37,8 @@ from privacy.accountant import epsilon
 from privacy.events import from_dict
 from privacy.relation import Relation
 from tests.worker.conftest import GSWGAN
-from worker.claims import claim
+from worker import sweep
+from worker.claims import MOST_ATTEMPTS, claim
 from worker.publish import make_publisher
 from worker.sweep import unpublished
 from worker.synthesizers.classifier import Classifier, ClassifierShape
@@ -870,7 +871,7 @@ def test_a_drained_publisher_hands_back_at_once(desk):
 
 def test_a_build_that_keeps_dying_ends_in_a_named_fault(desk):
     release = desk.release()
-    desk.place.change("UPDATE releases SET fence = 20 WHERE id = %s", release)
+    desk.place.change("UPDATE releases SET attempts = 20 WHERE id = %s", release)
     desk.publisher.run(release)
     assert (desk.look(release).state, desk.look(release).fault) == ("failed", "lost")
 
@@ -967,3 +968,46 @@ def test_the_publisher_may_not_approve_nor_rewrite_what_it_built(desk):
             connection.exec_driver_sql(statement)
     engine.dispose()
     assert desk.look(release).state == "in_review"
+
+
+@pytest.mark.parametrize("asked", ["publishing", "withdrawing"])
+def test_attempts_after_review_are_counted_and_a_person_can_ask_again(asked, desk, monkeypatch):
+    """A store that refuses: publishing ends after so many attempts, a withdrawal never does."""
+    release = desk.publishing()
+    if asked == "withdrawing":
+        desk.publisher.run(release)
+        desk.withdraw(release)
+    store = "put" if asked == "publishing" else "remove"
+    monkeypatch.setattr(desk.publisher.public, store, refusing)
+    waits = []
+    for _ in range(MOST_ATTEMPTS + 3):
+        desk.publisher.run(release)
+        row = desk.look(release)
+        waits.append(row.lease_until - datetime.now(UTC))
+        desk.expire(release)
+    assert waits[0] < timedelta(seconds=31)
+    assert waits[1] < timedelta(seconds=61)
+    assert max(waits) <= timedelta(hours=1)
+    with Session(desk.place.engines["sweep"]) as session:
+        rung = release in [id for _, id in sweep.unpublished(session)]
+    if asked == "publishing":
+        assert (row.state, row.fault, row.attempts, rung) == ("publishing", "lost", MOST_ATTEMPTS + 1, False)
+        monkeypatch.undo()
+        assert desk.publisher.run(release) is False
+        desk.place.change("UPDATE releases SET attempts = 0 WHERE id = %s", release)
+    else:
+        assert (row.state, row.attempts, rung) == ("withdrawing", MOST_ATTEMPTS + 3, True)
+        monkeypatch.undo()
+    desk.publisher.run(release)
+    row = desk.look(release)
+    assert (row.state, row.attempts) == ("published" if asked == "publishing" else "withdrawn", 0)
+
+
+def refusing(*_):
+    raise ConnectionError
+
+
+def test_a_drained_publisher_has_not_tried(desk):
+    release = desk.release()
+    assert desk.order(release, "drawn", end="drain") == 10
+    assert desk.look(release).attempts == 0
