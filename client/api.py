@@ -87,8 +87,17 @@ class Sluice:
     def dataset(self, id: str) -> Json:
         return self._get(f"/v1/datasets/{_part(id)}")
 
-    def delete_dataset(self, id: str) -> None:
-        self._call("DELETE", f"/v1/datasets/{_part(id)}")
+    def delete_dataset(self, id: str, *, reason: str | None = None) -> Json:
+        """Deletes a dataset; `removed_at` is empty until the private side has removed its bytes."""
+        found: Json = self._call("DELETE", f"/v1/datasets/{_part(id)}", query={"reason": reason})
+        return found
+
+    def removed(self, id: str, *, seconds: float = 60.0) -> Json:
+        """Waits until the bytes of a deleted dataset are gone, for so long at most."""
+        until = time.monotonic() + seconds
+        return self._settled(
+            lambda: self.dataset(id), lambda found: bool(found["removed_at"]) or time.monotonic() > until
+        )
 
     def begin_upload(self, id: str) -> Json:
         """Begins an upload or finds the one begun: `part_bytes`, and the numbers of parts that `arrived`."""

@@ -42,6 +42,7 @@ def show_one(dataset: "Json") -> None:
             if dataset["causes"]
             else []
         ),
+        *([("deleted because", dataset["deletion_reason"])] if dataset["deletion_reason"] else []),
         *(("shares records with", _match(match)) for match in dataset["matches"]),
         *(
             [("review", f"{dataset['review']['decision']}: {dataset['review']['reason']}")]
@@ -72,6 +73,9 @@ def _match(match: "Json") -> str:
 def _state(dataset: "Json") -> str:
     if dataset["state"] == "held":
         return "held for review: an admin decides about it"
+    if dataset["state"] == "deleted":
+        removed = dataset["removed_at"]
+        return "deleted, " + (f"bytes removed {removed}" if removed else "bytes about to be removed")
     return str(dataset["state"]) + (f": {dataset['fault']}" if dataset["fault"] else "")
 
 
@@ -187,12 +191,33 @@ def show(service: "Sluice", id: Id) -> "Json":
     return service.dataset(id)
 
 
+def show_deleted(dataset: "Json") -> None:
+    id, at = dataset["id"], dataset["removed_at"]
+    if at:
+        said = f"{id} is deleted; the store has had no byte of it since {at}"
+    else:
+        said = (
+            f"{id} is deleted; its bytes are removed by a train worker: sluice datasets show {id} says when"
+        )
+    output().print(f"{said}. What was spent on it stays spent.", soft_wrap=True)
+
+
 @app.command()
-@connected(lambda gone: output().print(f"{gone['deleted']} is gone; what was spent on it stays spent"))
-def delete(service: "Sluice", id: Id) -> "Json":
-    """Hide a dataset. The budget of the people in it stays as it is."""
-    service.delete_dataset(id)
-    return {"deleted": id}
+@connected(show_deleted)
+def delete(
+    service: "Sluice",
+    id: Id,
+    reason: Annotated[
+        str | None, typer.Option(help="Why. Admins have to say it; the owner is shown it.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait until its bytes are gone.")] = False,
+) -> "Json":
+    """Delete a dataset and its file, and wait a minute until the store has no byte of it.
+
+    The budget of the people in it stays as it is.
+    """
+    deleted = service.delete_dataset(id, reason=reason)
+    return deleted if detach or deleted["removed_at"] else service.removed(id)
 
 
 def _send(service: "Sluice", id: str, file: Path, detach: bool) -> "Json":

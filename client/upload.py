@@ -60,6 +60,12 @@ class _Upload:
             raise CannotRun(f"{self.path} is empty: name a file with records in it")
         begun = self.service.begin_upload(self.dataset)
         part_bytes, arrived = begun["part_bytes"], set(begun["arrived"])
+        most = begun.get("most_bytes", before.st_size)
+        if before.st_size > most:
+            raise CannotRun(
+                f"{self.path} has {before.st_size:,} bytes and this site takes {most:,}: divide it, or ask "
+                "the operator to raise SLUICE_UPLOAD_BYTES_MAX"
+            )
         count = -(-before.st_size // part_bytes)
         if count > MOST_PARTS:
             raise CannotRun(f"{self.path} is larger than {MOST_PARTS * part_bytes >> 30} GiB: divide it")

@@ -121,6 +121,7 @@ class ServiceSettings(_WithObjects):
     cap_epsilon: Annotated[float, Field(gt=0)] = 10.0
     cap_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-4
     cap_delta_times_records: Annotated[float, Field(gt=0)] = 1.0
+    upload_bytes_max: Annotated[int, Field(gt=0)] = 256 << 30  # of one file; train workers need twice that
     diagnostics: bool = False  # show a job's losses and norms to its owner; see TrainSettings
     # Single sign-on, off unless an issuer is named. The map goes from a value of the claim to a role.
     oidc_issuer: HttpUrl | None = None
@@ -142,12 +143,21 @@ class ServiceSettings(_WithObjects):
         return self
 
 
+Days = Annotated[float, Field(ge=0)]
+
+
 class TrainSettings(_WithObjects, _WithWitness):
     """Reads private records, keeps what it learns in the vault; reads the witness before it does."""
 
     fingerprint_key: Seed
     private_bucket: str = "sluice-private"
     vault_bucket: str = "sluice-vault"
+    # How long things are kept, in days. 0: until somebody deletes the dataset.
+    upload_days: Days = 0.0  # since its check, and since the last job on it
+    synthesizer_days: Days = 0.0  # since its training, and since its last release was drafted
+    rejected_upload_days: Annotated[float, Field(gt=0)] = 1.0
+    unfinished_upload_days: Annotated[float, Field(gt=0)] = 7.0
+    checkpoint_days: Annotated[float, Field(gt=0)] = 30.0  # of a job that nobody finishes
     # Keep losses, norms and batch sizes of a job for its owner. They are facts about records that nobody is
     # charged for, and they reach the person who chooses the next plan: docs/guarantees.md#diagnostics
     diagnostics: bool = False

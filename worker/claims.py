@@ -65,6 +65,10 @@ class Claim:
         opened = func.coalesce(Job.opened_at, func.now())
         self._write(opened_at=opened, lease_until=func.now() + self.lease)
 
+    def renew(self) -> None:
+        """Makes sure, right before something is written, that nobody else holds the job by now."""
+        self._write(lease_until=func.now() + self.lease)
+
     def checkpointed(self) -> None:
         """Says that this attempt's checkpoint is the one to continue from."""
         self._write(checkpoint=self.fence)

@@ -23,7 +23,8 @@ from core.witness import WitnessLog
 from worker import life
 from worker.checking import Checker
 from worker.known import KnownRecords
-from worker.tidying import tidy_until
+from worker.removing import Remover, Retention
+from worker.tidying import REMOVE_SECONDS, TIDY_SECONDS, tidy, tidy_until
 from worker.training import Trainer
 
 _log = log.get("train")
@@ -65,6 +66,24 @@ def make_checker(settings: TrainSettings, trainer: Trainer) -> Checker:
     return Checker(engine=trainer.engine, private=trainer.private, known=known, key=key)
 
 
+def make_remover(settings: TrainSettings, trainer: Trainer) -> Remover:
+    checker = make_checker(settings, trainer)  # of its own: what is known of records is not shared by threads
+    return Remover(
+        engine=trainer.engine, private=trainer.private, vault=trainer.vault,
+        remember=checker.remember_bindings, retention=Retention.of(settings),
+    )  # fmt: skip
+
+
+def tidying(trainer: Trainer, remover: Remover) -> Callable[[], None]:
+    def tidy_all() -> None:
+        remover.expire()
+        remover.expire_synthesizers()
+        tidy(trainer.engine, trainer.vault, checkpoints=remover.retention.checkpoint)
+        remover.sweep()
+
+    return tidy_all
+
+
 def main() -> None:
     # Threads that spin while they wait made a step ten times slower on a machine that others use too.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -72,9 +91,13 @@ def main() -> None:
     trainer, url = make_trainer(settings), str(settings.queue_url)
     app = bell("train", url)
     register(app, trainer, make_checker(settings, trainer))
-    # In a thread of its own: a task would wait for the training that runs.
-    rounds = (trainer.stopping, trainer.engine, trainer.vault)
-    threading.Thread(target=tidy_until, args=rounds, name="tidying", daemon=True).start()
+    # In threads of their own: a task would wait for the training that runs.
+    remover = make_remover(settings, trainer)
+    for round, seconds in (
+        (remover.remove_due, REMOVE_SECONDS),
+        (tidying(trainer, remover), TIDY_SECONDS),
+    ):
+        threading.Thread(target=tidy_until, args=(trainer.stopping, round, seconds), daemon=True).start()
     life.serve(app, trainer.engine, url, "train", stopping=trainer.stopping)
 
 

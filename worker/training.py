@@ -12,12 +12,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from botocore.exceptions import BotoCoreError, ClientError
 from pydantic import TypeAdapter
 from sqlalchemy import Engine, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -29,6 +30,7 @@ from core.ledger import price
 from core.schema import ImageSchema, Schema, TableSchema
 from core.stores.private import PrivateStore
 from core.stores.vault import Vault
+from core.stores.versions import VersionsNotDeleted
 from core.tables import Account, Dataset, Entry, Job
 from core.witness import WitnessLog, is_behind
 from privacy.plans import Plan, plan_from_dict
@@ -81,6 +83,11 @@ class Trainer:
             return self._work(held)
         except Fenced:
             _log.warning("job_fenced", job_id=str(job_id), fence=held.fence)
+            # Stopped in the middle of a write, it may have written after the job went on or ended elsewhere.
+            with suppress(
+                SQLAlchemyError, BotoCoreError, ClientError, VersionsNotDeleted
+            ):  # or the next round
+                tidy(self.engine, self.vault, job_id)
             return False
 
     def _work(self, held: Claim) -> bool:
@@ -139,6 +146,7 @@ class Trainer:
         self.point("synthesizer")
         files = synthesizer.to_files()
         digest = hashlib.sha256(b"".join(hashlib.sha256(files[name]).digest() for name in sorted(files)))
+        held.renew()
         key = self.vault.put_synthesizer(job.id, held.fence, files)
         if handed_on is not None:
             self.vault.put_handed_on(key, handed_on)
@@ -266,6 +274,7 @@ class Trainer:
 
     def _save(self, held: Claim, training: "Training", diagnostics: "Diagnostics | None") -> None:
         self.point("before checkpoint")
+        held.renew()  # a worker that was stopped for longer than its lease writes nothing
         self.vault.put_checkpoint(held.job.id, held.fence, _saved(training.checkpoint()))
         self._diagnose(held, diagnostics)
         self.point("after checkpoint")

@@ -37,7 +37,14 @@ _CHOSEN = {
 # Settings of the site that `sluice up` hands to its children as they are.
 _PASSED_ON = {
     "service": tuple(name.upper() for name in ServiceSettings.model_fields if name not in _CHOSEN),
-    "train": ("DIAGNOSTICS",),
+    "train": (
+        "DIAGNOSTICS",
+        "UPLOAD_DAYS",
+        "SYNTHESIZER_DAYS",
+        "REJECTED_UPLOAD_DAYS",
+        "UNFINISHED_UPLOAD_DAYS",
+        "CHECKPOINT_DAYS",
+    ),
     "sweep": ("AUDIT_DAYS",),
 }
 _MOST_STILLBORN = 5  # ends in a row before being ready: then it is no accident

@@ -52,12 +52,15 @@ _KNOWS_WHAT_IS_MISSING = Right(bucket="witness", actions=("s3:ListBucket",), of_
 
 # A signed URL carries the signer's rights, so the service may put what it signs uploads for and get what it
 # signs downloads for. Nobody can both read private records and publish. Two roles delete: publish a release
-# that was withdrawn, so that its signed links stop working at once; train what its jobs no longer need.
+# that was withdrawn, so that its signed links stop working at once; train what its jobs no longer need, and
+# uploads of deleted datasets. It may write nothing into the private bucket.
 # S3 has no right to create without the right to overwrite; docs/deploy.md says how the witness is protected.
 ACCESS: dict[str, tuple[Right, ...]] = {
     "service": (Right(bucket="private", actions=PUT), Right(bucket="public", actions=GET)),
     "train": (
-        Right(bucket="private", actions=GET),
+        Right(bucket="private", actions=GET + DELETE + ("s3:AbortMultipartUpload",)),
+        Right(bucket="private", prefix="datasets/", actions=("s3:ListBucketVersions",), of_bucket=True),
+        Right(bucket="private", actions=("s3:ListBucketMultipartUploads",), of_bucket=True),
         *_kept("checkpoints/"), *_kept("diagnostics/"), *_kept("synthesizers/"),
         Right(bucket="witness", actions=GET),
         Right(bucket="witness", prefix="fingerprints/", actions=PUT_WHOLE),

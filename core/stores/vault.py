@@ -2,34 +2,14 @@
 
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from core.stores.versions import Version, delete_versions, list_versions
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 KINDS = ("checkpoints", "diagnostics", "synthesizers")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Version:
-    """One version of an object, or a delete marker. An unversioned bucket has one version of each, "null"."""
-
-    key: str
-    id: str
-    latest: bool
-
-    @property
-    def job(self) -> uuid.UUID | None:
-        """The job in the key, or None for a key that names none."""
-        try:
-            return uuid.UUID(self.key.split("/")[1])
-        except (IndexError, ValueError):
-            return None
-
-
-class VersionsNotDeleted(Exception):
-    """The store refused to delete some versions; carries its error codes."""
 
 
 class Vault:
@@ -64,26 +44,11 @@ class Vault:
 
     def versions(self, job: uuid.UUID | None = None) -> Iterator[list[Version]]:
         """Every version and delete marker that jobs left, or one job; in pages of at most 1000."""
-        pages = self._client.get_paginator("list_object_versions")
         for kind in KINDS:
-            prefix = f"{kind}/{job}/" if job else f"{kind}/"
-            for page in pages.paginate(Bucket=self._bucket, Prefix=prefix):
-                yield [
-                    Version(key=one["Key"], id=one["VersionId"], latest=one["IsLatest"])
-                    for one in [*page.get("Versions", []), *page.get("DeleteMarkers", [])]
-                ]
+            yield from list_versions(self._client, self._bucket, f"{kind}/{job}/" if job else f"{kind}/")
 
     def delete(self, versions: Sequence[Version]) -> None:
-        """Deletes versions for good, at most 1000: no delete marker hides them and none is left behind."""
-        if not versions:
-            return
-        objects = [{"Key": one.key, "VersionId": one.id} for one in versions]
-        answer = self._client.delete_objects(
-            Bucket=self._bucket,
-            Delete={"Objects": objects, "Quiet": True},  # type: ignore[typeddict-item]
-        )
-        if errors := answer.get("Errors"):
-            raise VersionsNotDeleted(*{error.get("Code") for error in errors})
+        delete_versions(self._client, self._bucket, versions)
 
     def _put(self, key: str, body: bytes) -> None:
         self._client.put_object(Bucket=self._bucket, Key=key, Body=body)

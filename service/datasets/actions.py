@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 
+from botocore.exceptions import BotoCoreError, ClientError
 from sqlalchemy import Select, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from core.errors import Forbidden, NotFound, Problem, WrongState
+from core.errors import Forbidden, Invalid, NotFound, Problem, WrongState
 from core.faults import Fault
 from core.people import require_independent
 from core.settings import ServiceSettings
@@ -28,6 +29,10 @@ class SizeMismatch(Problem):
     status, slug, title = 409, "size-mismatch", "What arrived is not as long as declared"
 
 
+class UploadTooLarge(Problem):
+    status, slug, title = 413, "upload-too-large", "The file is larger than this site takes"
+
+
 class SharesPrivateRecords(Problem):
     status, slug, title = (
         409,
@@ -36,21 +41,22 @@ class SharesPrivateRecords(Problem):
     )
 
 
-def visible(who: Who) -> Select[tuple[Dataset]]:
-    """A curator sees their own and their team's, an admin all; what is deleted is gone for everybody."""
-    return select(Dataset).where(Dataset.state != "deleted", who.works_with_dataset())
+def visible(who: Who, *, deleted: bool = False) -> Select[tuple[Dataset]]:
+    """A curator sees their own and their team's, an admin all; what is deleted only where it is asked for."""
+    query = select(Dataset).where(who.works_with_dataset())
+    return query if deleted else query.where(Dataset.state != "deleted")
 
 
-def find(session: Session, who: Who, id: uuid.UUID) -> Dataset:
-    found = session.scalars(visible(who).where(Dataset.id == id)).one_or_none()
+def find(session: Session, who: Who, id: uuid.UUID, *, deleted: bool = False) -> Dataset:
+    found = session.scalars(visible(who, deleted=deleted).where(Dataset.id == id)).one_or_none()
     if found is None:
         raise NotFound("No dataset of yours has this id.")
     return found
 
 
-def find_own(session: Session, who: Who, id: uuid.UUID) -> Dataset:
+def find_own(session: Session, who: Who, id: uuid.UUID, *, deleted: bool = False) -> Dataset:
     """A dataset to upload into, seal or delete: its owner does that, and no team mate."""
-    found = find(session, who, id)
+    found = find(session, who, id, deleted=deleted)
     if found.owner_id != who.id:
         raise Forbidden("Only the owner of a dataset uploads, seals or deletes it.")
     return found
@@ -157,7 +163,7 @@ def in_upload(row: Dataset) -> Dataset:
     return row
 
 
-def seal(session: Session, who: Who, id: uuid.UUID, body: Seal, inbox: Inbox) -> Dataset:
+def seal(session: Session, who: Who, id: uuid.UUID, body: Seal, inbox: Inbox, most_bytes: int) -> Dataset:
     """Fixes what was sent, under the hash that is claimed for it.
 
     Whose records these are is found out by reading them later: the answer is the same whatever the claim.
@@ -170,6 +176,11 @@ def seal(session: Session, who: Who, id: uuid.UUID, body: Seal, inbox: Inbox) ->
                 inbox.complete(row.object_key, row.upload_id or "", _arrived(row, body.size, inbox))
         return row
     in_upload(row)
+    if body.size > most_bytes:
+        raise UploadTooLarge(
+            "Delete this dataset and divide the file, or ask the operator to raise SLUICE_UPLOAD_BYTES_MAX.",
+            most_bytes=most_bytes,
+        )
     parts = _arrived(row, body.size, inbox)
     _require_parent(session, row)
     sealed = (
@@ -255,16 +266,29 @@ def _require_nothing_private(session: Session, row: Dataset, body: Decision) -> 
         )
 
 
-def delete(session: Session, who: Who, id: uuid.UUID, inbox: Inbox) -> None:
-    """Hides the dataset; its account and what was spent stay."""
-    row = find_own(session, who, id)
-    uploading = row.state == "uploading"
+def delete(session: Session, who: Who, id: uuid.UUID, inbox: Inbox, reason: str | None) -> Dataset:
+    """Ends a dataset in whatever state it is; the private side removes its bytes. Safe to repeat.
+
+    Its account, and what was spent, stay.
+    """
+    row = (find if who.is_admin else find_own)(session, who, id, deleted=True)
+    if who.is_admin and not reason:
+        raise Invalid("Say why: add ?reason= to the address. The owner of the dataset is shown it.")
     # First the row's lock, which a job that starts takes too; then a look for jobs.
-    session.execute(update(Dataset).where(Dataset.id == id).values(state="deleted"))
-    uses = or_(Job.dataset_id == id, Job.source_id == id)
-    busy = select(Job.id).where(uses, Job.state.in_(("queued", "running"))).limit(1)
-    if session.scalars(busy).one_or_none() is not None:
-        raise WrongState("A job works on this dataset; cancel it or let it end first.")
-    if uploading and row.upload_id:
-        inbox.abandon(row.object_key, row.upload_id)
-    session.commit()
+    session.refresh(row, with_for_update=True)
+    if row.state != "deleted":
+        uses = or_(Job.dataset_id == id, Job.source_id == id)
+        busy = session.scalars(select(Job.id).where(uses, Job.state.in_(("queued", "running")))).all()
+        if busy:
+            raise WrongState(
+                "Jobs work on this dataset: let them end, or cancel them with POST /v1/jobs/ID/cancel.",
+                jobs=[str(job) for job in busy],
+            )
+        row.state, row.deleted_by, row.deletion_reason = "deleted", who.id, reason
+        session.commit()
+        session.refresh(row)
+    if row.upload_id and row.removed_at is None:
+        # Signed addresses stop working now; if the store does not answer, the private side aborts it.
+        with suppress(BotoCoreError, ClientError):
+            inbox.abandon(row.object_key, row.upload_id)
+    return row

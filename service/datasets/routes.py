@@ -4,7 +4,7 @@ import uuid
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
-from starlette.status import HTTP_201_CREATED, HTTP_202_ACCEPTED, HTTP_204_NO_CONTENT
+from starlette.status import HTTP_201_CREATED, HTTP_202_ACCEPTED
 
 from core.queue import ring
 from core.stores.inbox import PART_BYTES, SIGNED_SECONDS, Inbox
@@ -20,6 +20,7 @@ from service.datasets.schemas import (
     Seal,
     SignedPart,
     SignedParts,
+    Text,
     UploadView,
 )
 from service.deps import Cursor, Limit, Page, SessionDep, page
@@ -27,7 +28,8 @@ from service.replies import IdempotencyKey
 from service.routing import Route
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"], route_class=Route)
-State = Literal["draft", "uploading", "checking", "held", "ready", "rejected"]
+State = Literal["draft", "uploading", "checking", "held", "ready", "rejected", "deleted"]
+Reason = Annotated[Text | None, Query(description="Why; an admin has to say it, and the owner is shown it.")]
 
 
 @router.post("", status_code=HTTP_201_CREATED)
@@ -50,8 +52,9 @@ def list_datasets(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Page[DatasetView]:
-    """Your datasets and those of your team, newest first; an admin sees all."""
-    query = actions.visible(who)
+    """Your datasets and those of your team, newest first; an admin sees all. Deleted ones only with
+    `state=deleted`."""
+    query = actions.visible(who, deleted=state == "deleted")
     if state is not None:
         query = query.where(Dataset.state == state)
     rows, following = page(session, query, Dataset.created_at, Dataset.id, limit=limit, cursor=cursor)
@@ -60,13 +63,17 @@ def list_datasets(
 
 @router.get("/{id}")
 def show(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep) -> DatasetView:
-    return actions.view(session, who, actions.find(session, who, id))
+    """One dataset, also if it is deleted: `removed_at` says since when the store has no byte of it."""
+    return actions.view(session, who, actions.find(session, who, id, deleted=True))
 
 
-@router.delete("/{id}", status_code=HTTP_204_NO_CONTENT)
-def delete(id: uuid.UUID, who: Curator, session: SessionDep, request: Request) -> None:
-    """Hide a dataset. Its budget account stays: what was spent stays spent."""
-    actions.delete(session, who, id, _inbox(request))
+@router.delete("/{id}", status_code=HTTP_202_ACCEPTED)
+def delete(
+    id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep, request: Request, reason: Reason = None
+) -> DatasetView:
+    """Delete a dataset. The private side removes its bytes within seconds, with every version of them; its
+    `removed_at` says when that was done. Its budget account stays: what was spent stays spent."""
+    return actions.view(session, who, actions.delete(session, who, id, _inbox(request), reason))
 
 
 @router.post("/{id}/upload")
@@ -94,7 +101,8 @@ def sign_parts(
 @router.post("/{id}/seal", status_code=HTTP_202_ACCEPTED)
 def seal(id: uuid.UUID, body: Seal, who: Curator, session: SessionDep, request: Request) -> DatasetView:
     """Fix what was uploaded. A worker reads the records: `ready`, `held` for review, or `rejected`."""
-    row = actions.seal(session, who, id, body, _inbox(request))
+    most = request.app.state.settings.upload_bytes_max
+    row = actions.seal(session, who, id, body, _inbox(request), most)
     ring(request.app.state.bells["train"], "train.check", row.id)
     return DatasetView.of(row, who)
 
@@ -114,4 +122,5 @@ def _inbox(request: Request) -> Inbox:
 
 def _upload(row: Dataset, request: Request) -> UploadView:
     arrived = _inbox(request).parts(row.object_key, row.upload_id or "")
-    return UploadView(part_bytes=PART_BYTES, arrived=[part.number for part in arrived])
+    most = request.app.state.settings.upload_bytes_max
+    return UploadView(part_bytes=PART_BYTES, most_bytes=most, arrived=[part.number for part in arrived])

@@ -135,8 +135,12 @@ class DatasetView(View):
     report: dict[str, Any] | None = Field(
         description="Counts of clamped and mapped values; for its owner only."
     )
+    attempts: int = Field(description="How often its check was begun.")
     created_at: datetime
     sealed_at: datetime | None
+    deleted_at: datetime | None
+    deletion_reason: str | None
+    removed_at: datetime | None = Field(description="Since when the store has no byte of it.")
 
     @classmethod
     def of(
@@ -153,7 +157,8 @@ class DatasetView(View):
             causes=row.causes if who.is_admin else [], matches=row.matches if who.is_admin else [],
             review=review and ReviewView(decision=review.decision, reason=review.reason, at=review.at),
             fault=row.fault, report=row.report if row.owner_id == who.id else None,
-            created_at=row.created_at, sealed_at=row.sealed_at,
+            attempts=row.attempts or 0, created_at=row.created_at, sealed_at=row.sealed_at,
+            deleted_at=row.deleted_at, deletion_reason=row.deletion_reason, removed_at=row.removed_at,
         )  # fmt: skip
 
 
@@ -161,6 +166,7 @@ class UploadView(View):
     """Where an upload stands: send the parts that are missing, each `part_bytes` long but the last."""
 
     part_bytes: int
+    most_bytes: int = Field(description="A longer file cannot be sealed here.")
     arrived: list[int]
 
 

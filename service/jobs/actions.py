@@ -136,6 +136,7 @@ def _after(session: Session, dataset: Dataset, plan: Plan, body: NewJob) -> uuid
         raise NotFound("No shared job has this id; its owner starts it with `shared`.")
     if before.state != "trained":
         raise WrongState("The job to go on from has not ended well; wait for it.", state=before.state)
+    require_synthesizer(session, before.id)
     if (
         session.get_one(Dataset, before.dataset_id).schema != dataset.schema
         or before.plan["recipe"] != recipe
@@ -143,6 +144,16 @@ def _after(session: Session, dataset: Dataset, plan: Plan, body: NewJob) -> uuid
         raise UnfitRelay("It learned from images of another shape, of other classes, or by another recipe.")
     _require_same_terms(session, before, _account(session, dataset))
     return before.id
+
+
+def require_synthesizer(session: Session, job_id: uuid.UUID) -> None:
+    """It is in the vault, and is not removed before this transaction ends."""
+    removed = select(Job.synthesizer_removed_at).where(Job.id == job_id).with_for_update(read=True)
+    if at := session.scalars(removed).one():
+        raise WrongState(
+            f"The synthesizer of this job was removed on {at:%Y-%m-%d}, as long as this site keeps one "
+            "(SLUICE_SYNTHESIZER_DAYS); train again."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +191,8 @@ def start(session: Session, who: Who, made: Offer) -> Job:
     still = select(Dataset.id).where(Dataset.id.in_(needed), Dataset.state == "ready").order_by(Dataset.id)
     if set(session.scalars(still.with_for_update(read=True))) != needed:
         raise WrongState("The dataset was deleted just now.")
+    if made.after is not None:
+        require_synthesizer(session, made.after)
     id = uuid.uuid4()
     readings = offer.readings.model_dump()
     try:

@@ -19,6 +19,7 @@ from core.tables import Account, Approval, Dataset, Job, Person, Reader, Release
 from core.witness import require_level
 from service.auth import Who
 from service.jobs.actions import find as find_job
+from service.jobs.actions import require_synthesizer
 from service.releases.schemas import (
     ApprovalView,
     DatasetCard,
@@ -105,6 +106,7 @@ def draft(session: Session, who: Who, body: NewRelease, *, reviewers: int) -> Re
     job = find_job(session, who, body.job)
     if job.state != "trained":
         raise WrongState("Only a trained job can be released; wait for it to end.", state=job.state)
+    require_synthesizer(session, job.id)
     if body.supersedes is not None:
         older = _authored(session, who, body.supersedes)
         if older.state != "published":
@@ -176,6 +178,7 @@ def rebuild(session: Session, who: Who, id: uuid.UUID) -> Release:
     _authored(session, who, id)
     row = _locked(session, id)
     _require(row, "in_review", "approved", "failed")
+    require_synthesizer(session, row.job_id)
     row.state, row.fault, row.digest, row.done, row.build = "building", None, None, 0, row.build + 1
     row.lease_until, row.attempts = None, 0
     session.commit()

@@ -315,6 +315,15 @@ def test_a_file_arrives_whole_and_its_hash_is_right(store, file):
     assert all("Authorization" not in headers for headers in store.headers)
 
 
+def test_a_file_longer_than_the_site_takes_is_not_sent(store, file):
+    service = Service(store, PART)
+    begun = service.begin_upload("d")
+    service.begin_upload = lambda _: begun | {"most_bytes": file.stat().st_size - 1}
+    with pytest.raises(CannotRun, match=r"SLUICE_UPLOAD_BYTES_MAX"):
+        upload(service, "d", file)
+    assert (store.parts, service.signed) == ({}, [])
+
+
 @pytest.mark.parametrize("script", [[503], ["cut"], [403, 200], [200, "cut", 500, "cut"]])
 def test_a_part_that_got_lost_is_sent_again_with_a_new_signature(store, file, script):
     pauses, failures = [], sum(each != 200 for each in script)

@@ -14,10 +14,12 @@ from core.stores import s3
 PUT = {"put", "multipart", "abort"}
 GET = {"get", "head"}
 KEPT = GET | PUT | {"copy", "delete", "delete many", "delete version", "list versions here"}
+GONE = {"abort", "delete", "delete many", "delete version"}
 ALLOWED = {
     "service": {"sluice-private": PUT, "sluice-public": GET},
     "train": {
-        "sluice-private": GET,
+        "sluice-private": GET | GONE | {"list uploads"},
+        "sluice-private/datasets": GET | GONE | {"list uploads", "list versions here"},
         "sluice-vault/checkpoints": KEPT,
         "sluice-vault/diagnostics": KEPT,
         "sluice-vault/synthesizers": KEPT,
@@ -40,6 +42,7 @@ ALLOWED = {
 }
 PLACES = [
     "sluice-private",
+    "sluice-private/datasets",
     "sluice-vault",
     "sluice-vault/checkpoints",
     "sluice-vault/diagnostics",

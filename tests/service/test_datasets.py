@@ -4,12 +4,15 @@ import hashlib
 import os
 import uuid
 from contextlib import closing
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import httpx
+import psycopg
 import pytest
 
 from core.stores import s3
+from core.stores.inbox import UploadGone
 from tests.service.house import BUDGET, IMAGES, House
 
 if TYPE_CHECKING:
@@ -44,7 +47,7 @@ def test_from_declared_to_ready(house):
     id = dataset["id"]
 
     begun = curator.post(f"/v1/datasets/{id}/upload").json()
-    assert begun == {"part_bytes": 64 << 20, "arrived": []}
+    assert begun == {"part_bytes": 64 << 20, "most_bytes": 256 << 30, "arrived": []}
     signed = curator.post(f"/v1/datasets/{id}/upload/urls", json={"numbers": [1, 2]}).json()
     assert signed["expires_in"] == 900
     assert [part["number"] for part in signed["parts"]] == [1, 2]
@@ -175,9 +178,11 @@ def test_the_same_people_never_get_a_fresh_budget(again, house):
         [job] = house.curator.get(f"/v1/jobs?dataset={first['id']}").json()["items"]
         busy = house.curator.delete(f"/v1/datasets/{first['id']}")
         assert (busy.status_code, busy.json()["slug"]) == (409, "wrong-state")
+        assert busy.json()["jobs"] == [job["id"]]
         house.job_row(job["id"], state="failed", fault="lost")
-        assert house.curator.delete(f"/v1/datasets/{first['id']}").status_code == 204
-        assert house.curator.get(f"/v1/datasets/{first['id']}").status_code == 404
+        assert house.curator.delete(f"/v1/datasets/{first['id']}").status_code == 202
+        gone = house.curator.get(f"/v1/datasets/{first['id']}").json()
+        assert (gone["state"], gone["account"]) == ("deleted", first["account"])
         assert house.admin.get(f"/v1/admin/ledger/{first['account']}").json()["account"]["held"] == spent
     if again in ("declared child", "grandchild"):
         content, others = os.urandom(32), others | {"parent": first["id"]}
@@ -223,9 +228,103 @@ def test_deleting_while_uploading_gives_up_the_upload(house):
     id = house.register(house.curator)["id"]
     house.upload(house.curator, id, b"abc")
     signed = house.curator.post(f"/v1/datasets/{id}/upload/urls", json={"numbers": [2]}).json()["parts"][0]
-    assert house.curator.delete(f"/v1/datasets/{id}").status_code == 204
+    assert house.curator.delete(f"/v1/datasets/{id}").status_code == 202
     assert httpx.put(signed["url"], content=b"late").status_code == 404
-    assert house.curator.delete(f"/v1/datasets/{id}").status_code == 404
+    assert house.curator.delete(f"/v1/datasets/{id}").status_code == 202  # safe to repeat
+    [(key, upload)] = house.sql("SELECT object_key, upload_id FROM datasets WHERE id = %s", id)
+    with pytest.raises(UploadGone):
+        house.app.state.inbox.complete(key, upload, [])
+
+
+def test_a_deleted_dataset_says_so_to_its_owner_and_admins_and_nothing_can_be_done_with_it(house):
+    dataset = house.ready(house.curator)
+    id, address = dataset["id"], f"/v1/datasets/{dataset['id']}"
+    before = house.sql("SELECT now()")[0][0]
+    deleted = house.curator.delete(address, params={"reason": "asked by a patient"}).json()
+    assert (deleted["state"], deleted["removed_at"]) == ("deleted", None)
+    assert datetime.fromisoformat(deleted["deleted_at"]) > before
+    for who in (house.curator, house.admin):
+        seen = who.get(address).json()
+        assert (seen["state"], seen["deletion_reason"]) == ("deleted", "asked by a patient")
+        assert id not in [one["id"] for one in who.get("/v1/datasets?limit=200").json()["items"]]
+        assert id in [one["id"] for one in who.get("/v1/datasets?state=deleted&limit=200").json()["items"]]
+    assert house.curator2.get(address).status_code == 404
+    house.sql("UPDATE datasets SET removed_at = now() WHERE id = %s", id, role="train")
+    assert house.curator.get(address).json()["removed_at"] is not None
+    for answer in (
+        house.job(house.curator, id),
+        house.curator.post(f"{address}/upload"),
+        house.seal(house.curator, id, b"x"),
+    ):
+        assert answer.status_code == 404
+    ledger = house.admin.get(f"/v1/admin/ledger/{dataset['account']}").json()
+    assert ledger["account"]["id"] == dataset["account"]
+
+
+@pytest.mark.parametrize("state", ["draft", "uploading", "checking", "held", "ready", "rejected"])
+def test_an_admin_removes_a_dataset_in_any_state_and_says_why(state, house):
+    make = {
+        "draft": house.register,
+        "ready": house.ready,
+        "uploading": lambda who: began(house, house.register(who)),
+    }.get(state, house.sealed)
+    id = make(house.curator)["id"]
+    if state == "held":
+        house.checked(id, few=True)
+    if state == "rejected":
+        house.sql("UPDATE datasets SET state = 'rejected', fault = 'damaged' WHERE id = %s", id, role="train")
+    assert house.curator.get(f"/v1/datasets/{id}").json()["state"] == state
+    silent = house.admin.delete(f"/v1/datasets/{id}")
+    assert (silent.status_code, silent.json()["slug"]) == (422, "invalid-request")
+    answer = house.admin.delete(f"/v1/datasets/{id}", params={"reason": "stuck"})
+    assert (answer.status_code, answer.json()["state"]) == (202, "deleted")
+    seen = house.curator.get(f"/v1/datasets/{id}").json()
+    assert (seen["state"], seen["deletion_reason"]) == ("deleted", "stuck")
+
+
+def began(house: House, dataset: dict[str, str]) -> dict[str, str]:
+    house.upload(house.curator, dataset["id"], b"abc")
+    return dataset
+
+
+def test_the_database_keeps_deletion_and_jobs_apart(house):
+    dataset = house.ready(house.curator)["id"]
+    job = house.job(house.curator, dataset).json()["id"]
+    for role in ("service", "train"):
+        with pytest.raises(psycopg.errors.RestrictViolation, match="a job works on this dataset"):
+            house.sql("UPDATE datasets SET state = 'deleted' WHERE id = %s", dataset, role=role)
+    with pytest.raises(psycopg.errors.RestrictViolation, match="removed once"):
+        house.sql("UPDATE datasets SET removed_at = now() WHERE id = %s", dataset, role="train")
+    house.job_row(job, state="failed", fault="lost")
+    assert house.curator.delete(f"/v1/datasets/{dataset}").status_code == 202
+    with pytest.raises(psycopg.errors.RestrictViolation, match="does not go from"):
+        house.sql("UPDATE datasets SET state = 'ready' WHERE id = %s", dataset, role="train")
+    with pytest.raises(psycopg.errors.RestrictViolation, match="said when it happens"):
+        house.sql("UPDATE datasets SET deletion_reason = 'other' WHERE id = %s", dataset)
+
+
+def test_a_synthesizer_that_was_removed_is_neither_released_nor_gone_on_from(house):
+    dataset = house.ready(house.curator)["id"]
+    job = house.trained(house.curator, dataset)
+    release = house.draft(house.curator, job)["id"]
+    house.built(release)
+    house.sql("UPDATE jobs SET synthesizer_removed_at = now() WHERE id = %s", job, role="train")
+    for answer in (
+        house.curator.post("/v1/releases", json={"job": job, "name": "r"}),
+        house.curator.post(f"/v1/releases/{release}/rebuild"),
+    ):
+        assert (answer.status_code, answer.json()["slug"]) == (409, "wrong-state")
+        assert "train again" in answer.json()["detail"]
+
+
+def test_a_file_longer_than_the_site_takes_is_refused_when_it_is_sealed(house):
+    id = house.register(house.curator)["id"]
+    house.upload(house.curator, id, b"abc")
+    body = {"size": (256 << 30) + 1, "sha256": "0" * 64}
+    answer = house.curator.post(f"/v1/datasets/{id}/seal", json=body)
+    assert (answer.status_code, answer.json()["slug"]) == (413, "upload-too-large")
+    assert answer.json()["most_bytes"] == 256 << 30
+    assert "SLUICE_UPLOAD_BYTES_MAX" in answer.json()["detail"]
 
 
 def test_names_are_for_people_and_never_part_of_an_address(house):

@@ -30,7 +30,7 @@ TABLE: dict[str, tuple[int, int, int, int]] = {
     "POST /v1/datasets": (403, 201, 403, 201),
     "GET /v1/datasets": (403, 200, 200, 200),
     "GET /v1/datasets/{id}": (403, 404, 200, 200),
-    "DELETE /v1/datasets/{id}": (403, 404, 403, 204),
+    "DELETE /v1/datasets/{id}": (403, 404, 422, 202),  # an admin says why
     "POST /v1/datasets/{id}/upload": (403, 404, 403, 200),
     "GET /v1/datasets/{id}/upload": (403, 404, 403, 200),
     "POST /v1/datasets/{id}/upload/urls": (403, 404, 403, 200),

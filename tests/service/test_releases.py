@@ -108,6 +108,19 @@ def test_four_eyes_then_published(house, reviewed):
     assert act(house.curator, id, "publish") == (202, "published")
 
 
+def test_publishing_again_begins_a_new_count_of_attempts(house, reviewed):
+    id, digest = reviewed
+    assert act(house.admin, id, "approve", digest=digest) == (200, "approved")
+    assert act(house.curator, id, "publish") == (202, "publishing")
+    house.sql(
+        "UPDATE releases SET attempts = 21, fault = 'lost', lease_until = now() + interval '1 h'"
+        " WHERE id = %s",
+        id, role="publish",
+    )  # fmt: skip
+    assert act(house.curator, id, "publish") == (202, "publishing")
+    assert house.sql("SELECT attempts, lease_until FROM releases WHERE id = %s", id) == [(0, None)]
+
+
 @pytest.mark.parametrize("role", ["service", "publish"])
 def test_temporary_tables_do_not_stand_in_for_a_review(role, house, reviewed):
     """An author's own approval, and publishing without one, with tables of the session's own making."""

@@ -7,15 +7,19 @@ import sys
 import threading
 import uuid
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 from botocore.exceptions import ClientError
 
-from core.stores.vault import Vault, VersionsNotDeleted
+from core.stores.vault import Vault
+from core.stores.versions import VersionsNotDeleted
 from tests.worker.conftest import GSWGAN
 from tests.worker.test_jobs import finish, wait_for
 from worker import sweep
+from worker.claims import claim
 from worker.tidying import tidy, tidy_until
 from worker.train import make_trainer
 
@@ -154,7 +158,9 @@ def test_a_store_that_refuses_is_an_error_and_tried_again(place, trainer, mortal
     with pytest.raises(VersionsNotDeleted, match="AccessDenied"):
         tidy(trainer.engine, refusing, job)
     stopping = threading.Event()
-    rounds = threading.Thread(target=tidy_until, args=(stopping, trainer.engine, refusing, 0.05))
+    rounds = threading.Thread(
+        target=tidy_until, args=(stopping, lambda: tidy(trainer.engine, refusing), 0.05)
+    )
     rounds.start()
     wait_for(lambda: refusing._client.asked > 3)
     refusing._client = place.admin
@@ -178,7 +184,9 @@ class Refusing:
 
 
 def test_a_train_worker_goes_round_by_itself(place, mortal):
-    job = place.job(steps=6)
+    """Over the vault, and over datasets that were deleted."""
+    job, deleted = place.job(steps=6), place.sealed()
+    place.change("UPDATE datasets SET state = 'deleted' WHERE id = %s", deleted.id)
     assert mortal.order(job, "settled") == -signal.SIGKILL
     assert left(place, job)[f"checkpoints/{job}/1"] >= 1
     kept = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
@@ -190,6 +198,47 @@ def test_a_train_worker_goes_round_by_itself(place, mortal):
     )
     try:
         wait_for(lambda: left(place, job) == what_stays(place, job))
+        wait_for(lambda: place.see(deleted).removed_at is not None)
     finally:
         worker.terminate()
         worker.wait(60)
+
+
+@pytest.mark.parametrize("ending", ["trained", "still running"])
+@pytest.mark.parametrize("point", ["before checkpoint", "after checkpoint", "stored"])
+def test_what_a_woken_worker_writes_is_refused_or_swept(point, ending, place, mortal, trainer):
+    """It was stopped for longer than its lease, here or in the middle of a write; another one went on."""
+    job = place.job(steps=6)
+    zombie = mortal.order(job, point, end="stop", wait=False)
+    wait_for(lambda: psutil.Process(zombie).status() == psutil.STATUS_STOPPED)
+    place.change("UPDATE jobs SET lease_until = now() - interval '1 s' WHERE id = %s", job)
+    if ending == "trained":
+        assert mortal.order(job) == 0
+        stays = what_stays(place, job)
+    else:
+        held = claim(trainer.engine, job, lease=timedelta(hours=1))
+        assert held.fence == 2
+        stays = Counter([f"checkpoints/{job}/1"] if held.job.checkpoint else [])  # what it goes on from
+    os.kill(zombie, signal.SIGCONT)
+    wait_for(lambda: psutil.Process(zombie).status() == psutil.STATUS_ZOMBIE)
+    assert {key: count for key, count in left(place, job).items() if "diagnostics" not in key} == {
+        key: count for key, count in stays.items() if "diagnostics" not in key
+    }
+
+
+def test_a_running_job_keeps_its_checkpoint_and_nothing_of_attempts_before(place, mortal, trainer):
+    job = place.job(steps=6)
+    assert mortal.order(job, "checkpointed", count=2) == -signal.SIGKILL
+    for fence in (2, 3, 4):
+        place.change("UPDATE jobs SET lease_until = now() - interval '1 s' WHERE id = %s", job)
+        claim(trainer.engine, job)
+        trainer.vault.put_checkpoint(job, fence, b"a discriminator")
+        trainer.vault.put_synthesizer(job, fence, {"synthesizer.json": b"{}"})
+    tidy(trainer.engine, trainer.vault)
+    # 1 is what it goes on from, and 4 may be writing right now.
+    assert set(left(place, job)) - {f"diagnostics/{job}/1.jsonl", f"diagnostics/{job}/1.svg"} == {
+        f"checkpoints/{job}/1", f"checkpoints/{job}/4", f"synthesizers/{job}/4/synthesizer.json",
+    }  # fmt: skip
+    tidy(trainer.engine, trainer.vault, checkpoints=timedelta(0))  # longer than this site keeps them
+    assert not any(key.startswith("checkpoints/") for key in left(place, job))
+    place.change("UPDATE jobs SET state = 'failed', finished_at = now() WHERE id = %s", job)
