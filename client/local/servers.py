@@ -194,15 +194,15 @@ class Seaweed:
         self.ports: list[int] = state["ports"][2:]
         self.identities: dict[str, dict[str, str]] = state["s3"]
         self.internal_key: str = state["s3_internal"]
-        self.sockets = (
-            Path(tempfile.gettempdir()) / f"sluice-{os.getpid()}"
-        )  # short: a socket path has 108 bytes
+        self.sockets: Path | None = None
         self.endpoint = f"http://{HOST}:{self.ports[6]}"
         self.certificate, self.key = self.directory / "tls.pem", self.directory / "tls.key"
 
     def child(self) -> Child:
         (self.directory / "data").mkdir(parents=True, exist_ok=True)
-        self.sockets.mkdir(mode=0o700, exist_ok=True)
+        # A short path: that of a socket has 108 bytes. Its sockets have no TLS, so nobody can have made the
+        # directory before.
+        self.sockets = Path(tempfile.mkdtemp(prefix="sluice-"))
         write_private(self.directory / "identities.json", json.dumps(self._configuration()))
         certificate, key = self_signed(HOST)
         write_private(self.certificate, certificate)
@@ -302,6 +302,7 @@ class Seaweed:
                 context.wrap_socket(plain, server_hostname=HOST).close()
 
     def clean(self) -> None:
-        shutil.rmtree(self.sockets, ignore_errors=True)
+        if self.sockets:
+            shutil.rmtree(self.sockets, ignore_errors=True)
         for part, port in zip(("master", "volume", "filer", "s3", "admin"), self.ports[1::2], strict=True):
             (Path(tempfile.gettempdir()) / f"seaweedfs-{part}-grpc-{port}.sock").unlink(missing_ok=True)

@@ -23,7 +23,9 @@ from client.local import state as data_directory
 from client.local.certificate import self_signed
 from client.local.child import knock
 from client.local.servers import Seaweed
+from client.local.stack import Stack
 from client.problems import CannotRun
+from core.settings import PublishSettings, ServiceSettings, SweepSettings, TrainSettings
 from core.stores import s3
 from tests.conftest import served
 from tests.e2e import outsider
@@ -261,6 +263,36 @@ def test_settings_of_the_site_reach_the_service(up, issuer):
         assert (first.status_code, first.json()["role"]) == (200, "analyst")
         # A minute may end between two requests, but not between each of them.
         assert any(client.get("/v1/me").status_code == 429 for _ in range(30))
+
+
+def test_every_setting_of_a_role_is_handed_on_or_chosen_by_the_stack(tmp_path, monkeypatch):
+    kinds = {"service": ServiceSettings, "train": TrainSettings}
+    kinds |= {"publish": PublishSettings, "sweep": SweepSettings}
+    stack = Stack(tmp_path / "data", witness=tmp_path / "witness")
+    try:
+        for role, kind in kinds.items():
+            names = {f"SLUICE_{name}".upper() for name in kind.model_fields if not name.endswith("_bucket")}
+            for name in names - {"SLUICE_S3_REGION", "SLUICE_S3_CA"}:  # they are those of the local store
+                monkeypatch.setenv(name, "a setting of the site")
+            handed_on = stack.environment(role)
+            assert names - set(handed_on) == {"SLUICE_S3_REGION", "SLUICE_S3_CA"}, role
+            others = {name for name in handed_on if "a setting of the site" in handed_on[name]}
+            assert not {name for name in others if re.search("DATABASE|QUEUE|S3|WITNESS", name)}, role
+    finally:
+        stack.stop()
+
+
+def test_sockets_without_tls_are_in_a_directory_that_nobody_made_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    taken = tmp_path / f"sluice-{os.getpid()}"
+    taken.mkdir(mode=0o777)
+    seaweed = Seaweed(tmp_path, data_directory.load(tmp_path))
+    option = next(word for word in seaweed.child().command if word.startswith("-filer.localSocket="))
+    directory = Path(option.partition("=")[2]).parent
+    assert directory != taken
+    assert directory.stat().st_mode & 0o777 == 0o700
+    seaweed.clean()
+    assert not directory.exists()
 
 
 def test_it_does_not_get_ready_when_seaweedfs_runs_without_tls(tmp_path):
