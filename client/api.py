@@ -103,9 +103,10 @@ class Sluice:
         """Begins an upload or finds the one begun: `part_bytes`, and the numbers of parts that `arrived`."""
         return self._post(f"/v1/datasets/{_part(id)}/upload", again=True)
 
-    def sign_parts(self, id: str, numbers: list[int]) -> dict[int, str]:
-        """Addresses that take one part each by PUT, for a quarter of an hour."""
-        answer = self._post(f"/v1/datasets/{_part(id)}/upload/urls", {"numbers": numbers}, again=True)
+    def sign_parts(self, id: str, numbers: list[int], *, size: int | None = None) -> dict[int, str]:
+        """Addresses that take one part each by PUT, for a quarter of an hour. `size` is of the whole file."""
+        body = {"numbers": numbers, "size": size}
+        answer = self._post(f"/v1/datasets/{_part(id)}/upload/urls", body, again=True)
         return {part["number"]: part["url"] for part in answer["parts"]}
 
     def seal(self, id: str, *, size: int, sha256: str) -> Json:
@@ -377,6 +378,10 @@ class Sluice:
     def teams(self) -> list[Json]:
         found: list[Json] = self._call("GET", "/v1/admin/teams")
         return found
+
+    def set_quotas(self, team: str, quotas: Json) -> Json:
+        """`bytes`, `jobs` and `job_seconds` of a team; null is the default of the site."""
+        return self._post(f"/v1/admin/teams/{_part(team)}/quotas", quotas, again=True)
 
     def add_team(self, name: str) -> Json:
         return self._post("/v1/admin/teams", {"name": name})

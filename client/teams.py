@@ -24,7 +24,16 @@ def _found(service: "Sluice", name: str) -> str:
 
 
 def show_teams(teams: "list[Json]") -> None:
-    listing("team", "name", "people", rows=((one["id"], one["name"], str(one["people"])) for one in teams))
+    def row(one: "Json") -> tuple[str, ...]:
+        def of(limit: int | None) -> str:
+            return "" if limit is None else f" of {limit:,}"
+
+        quotas = one["quotas"]
+        seconds = "" if quotas["job_seconds"] is None else f"{quotas['job_seconds']:,} s"
+        held = f"{one['bytes']:,}{of(quotas['bytes'])}", f"{one['jobs']:,}{of(quotas['jobs'])}", seconds
+        return one["id"], one["name"], str(one["people"]), *held
+
+    listing("team", "name", "people", "bytes", "jobs", "longest job", rows=map(row, teams))
 
 
 @app.command("add")
@@ -39,6 +48,20 @@ def add(service: "Sluice", name: Name) -> "Json":
 def list_teams(service: "Sluice") -> "list[Json]":
     """All teams."""
     return service.teams()
+
+
+@app.command("quota")
+@connected(lambda team: show_teams([team]))
+def quota(
+    service: "Sluice",
+    team: Name,
+    bytes: Annotated[int | None, typer.Option(min=0, help="Of its datasets, until they are removed.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=0, help="That wait or run at once.")] = None,
+    job_seconds: Annotated[int | None, typer.Option(min=1, help="That one job may run.")] = None,
+) -> "Json":
+    """Set what a team may use. What is left out is the default of the site."""
+    quotas = {"bytes": bytes, "jobs": jobs, "job_seconds": job_seconds}
+    return service.set_quotas(_found(service, team), quotas)
 
 
 @app.command("move")

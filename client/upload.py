@@ -56,6 +56,7 @@ class _Upload:
 
     def run(self) -> Json:
         before = os.fstat(self.file.fileno())
+        self.size = before.st_size
         if before.st_size == 0:
             raise CannotRun(f"{self.path} is empty: name a file with records in it")
         begun = self.service.begin_upload(self.dataset)
@@ -111,7 +112,7 @@ class _Upload:
         for attempt in range(_ATTEMPTS):
             if attempt:
                 self.pause(random.uniform(0.5, 1) * 2 ** (attempt - 1))  # noqa: S311 (spreads retries)
-            url = self.service.sign_parts(self.dataset, [number])[number]
+            url = self.service.sign_parts(self.dataset, [number], size=self.size)[number]
             length = {"Content-Length": str(end - start)}
             try:
                 answer = store.put(url, content=self.blocks(start, end), headers=length)

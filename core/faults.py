@@ -30,6 +30,7 @@ class Fault(StrEnum):
     SCHEMA_MISMATCH = "schema-mismatch"
     ACCOUNTING_MISMATCH = "accounting-mismatch"
     LOST = "lost"
+    TIME_LIMIT = "time-limit"  # it ran longer than its team's jobs may
     CANCELLED = "cancelled"
 
     # A release.

@@ -122,6 +122,11 @@ class ServiceSettings(_WithObjects):
     cap_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-4
     cap_delta_times_records: Annotated[float, Field(gt=0)] = 1.0
     upload_bytes_max: Annotated[int, Field(gt=0)] = 256 << 30  # of one file; train workers need twice that
+    # What a team without a quota of its own may use, and a person without a team: bytes of datasets, jobs
+    # that wait or run, seconds that one job may run. None: no limit.
+    team_bytes: Annotated[int, Field(ge=0)] | None = None
+    team_jobs: Annotated[int, Field(ge=0)] | None = None
+    team_job_seconds: Annotated[int, Field(ge=1)] | None = None
     diagnostics: bool = False  # show a job's losses and norms to its owner; see TrainSettings
     # Single sign-on, off unless an issuer is named. The map goes from a value of the claim to a role.
     oidc_issuer: HttpUrl | None = None

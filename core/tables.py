@@ -28,12 +28,15 @@ def _now() -> Mapped[datetime]:
 
 
 class Team(Base):
-    """People who share datasets, jobs and reviews."""
+    """People who share datasets, jobs and reviews. A quota that is not set is the site's default."""
 
     __tablename__ = "teams"
 
     id: Mapped[uuid.UUID] = _id()
     name: Mapped[str]
+    quota_bytes: Mapped[int | None]
+    quota_jobs: Mapped[int | None]
+    quota_job_seconds: Mapped[int | None]
     created_at: Mapped[datetime] = _now()
 
 
@@ -142,6 +145,7 @@ class Dataset(Base):
     fault: Mapped[str | None]
     object_key: Mapped[str]
     upload_id: Mapped[str | None]
+    declared_bytes: Mapped[int | None]
     size: Mapped[int | None]
     sha256: Mapped[bytes | None]
     report: Mapped[dict[str, Any] | None]
@@ -189,6 +193,8 @@ class Job(Base):
     fault: Mapped[str | None]
     step: Mapped[int] = mapped_column(server_default="0")
     steps: Mapped[int]
+    limit_seconds: Mapped[int | None]
+    ran_seconds: Mapped[int] = mapped_column(server_default="0")
     fence: Mapped[int] = mapped_column(server_default="0")
     lease_until: Mapped[datetime | None]
     checkpoint: Mapped[int | None]

@@ -1,7 +1,8 @@
 """A worker's hold on a job: taken by one conditional UPDATE, kept by a lease, proven by a fencing token."""
 
+import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from core import audit, ledger
-from core.faults import Fault
+from core.faults import Failure, Fault
 from core.ledger import Move
 from core.tables import Diagnosis, Entry, Job, Release
 
@@ -44,6 +45,16 @@ class Claim:
     job: Job
     fence: int
     lease: timedelta = LEASE
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def ran_seconds(self) -> int:
+        """How long workers have worked on the job, in all attempts; time in the queue does not count."""
+        return self.job.ran_seconds + int(time.monotonic() - self.began)
+
+    def require_time_left(self) -> None:
+        if self.job.limit_seconds is not None and self.ran_seconds >= self.job.limit_seconds:
+            raise Failure(Fault.TIME_LIMIT)
 
     @property
     def _mine(self) -> Any:
@@ -51,7 +62,8 @@ class Claim:
 
     def beat(self, step: int) -> bool:
         """Renews the lease and shows how far it is; True if somebody asked to cancel."""
-        renew = update(Job).where(self._mine).values(lease_until=func.now() + self.lease, step=step)
+        values = {"lease_until": func.now() + self.lease, "step": step, "ran_seconds": self.ran_seconds}
+        renew = update(Job).where(self._mine).values(values)
         with self.engine.begin() as connection:
             found = connection.execute(renew.returning(Job.cancel_asked_at)).one_or_none()
         if found is None:
@@ -87,7 +99,7 @@ class Claim:
 
     def hand_back(self) -> None:
         """Leaves the job to whoever comes next, at once."""
-        self._write(state="queued", lease_until=None)
+        self._write(state="queued", lease_until=None, ran_seconds=self.ran_seconds)
 
     def _write(self, **values: Any) -> None:
         with self.engine.begin() as connection:

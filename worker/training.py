@@ -263,6 +263,8 @@ class Trainer:
                 diagnostics.add(progress.step, progress.steps, training)
             self.point("stepped")
             pulse.check()
+            if progress.step < progress.steps:  # what is done by then is kept
+                held.require_time_left()
             stopping = self.stopping.is_set()
             if stopping or time.monotonic() - saved > self.checkpoint_seconds:
                 self._save(held, training, diagnostics)
@@ -369,5 +371,5 @@ def _fault_of(problem: Exception) -> Fault | None:
 
 _OF_JOBS = {
     Fault.DIVERGED, Fault.SCHEMA_MISMATCH, Fault.ACCOUNTING_MISMATCH, Fault.LOST, Fault.CANCELLED,
-    Fault.OUT_OF_MEMORY, Fault.LEDGER_BROKEN, Fault.EXCEEDS_DISK,
+    Fault.OUT_OF_MEMORY, Fault.LEDGER_BROKEN, Fault.EXCEEDS_DISK, Fault.TIME_LIMIT,
 }  # fmt: skip

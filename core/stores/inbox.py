@@ -36,9 +36,14 @@ class Inbox:
     def begin(self, key: str) -> str:
         return self._client.create_multipart_upload(Bucket=self._bucket, Key=key)["UploadId"]
 
-    def sign_part(self, key: str, upload_id: str, number: int) -> str:
-        """An address that takes this one part of this one upload, for a quarter of an hour."""
+    def sign_part(self, key: str, upload_id: str, number: int, *, size: int | None = None) -> str:
+        """An address that takes this one part of this one upload, for a quarter of an hour.
+
+        With the size of the whole upload it takes a part of exactly the length that follows from it.
+        """
         part = {"Bucket": self._bucket, "Key": key, "UploadId": upload_id, "PartNumber": number}
+        if size is not None:
+            part["ContentLength"] = min(PART_BYTES, size - (number - 1) * PART_BYTES)
         return self._client.generate_presigned_url("upload_part", Params=part, ExpiresIn=SIGNED_SECONDS)
 
     def parts(self, key: str, upload_id: str) -> list[Part]:

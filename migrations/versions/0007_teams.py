@@ -1,7 +1,7 @@
 """Teams: people who share datasets, jobs and reviews; copies of bundles for those who review them.
 
 A dataset belongs to the team that its owner is in when it is registered; jobs and releases follow their
-dataset. A person without a team shares with nobody.
+dataset. A person without a team shares with nobody. Quotas are per team.
 """
 
 from alembic import op
@@ -13,10 +13,20 @@ TABLES = """
 CREATE TABLE teams (
     id uuid PRIMARY KEY,
     name text NOT NULL UNIQUE,
+    -- NULL: the default of the site.
+    quota_bytes bigint CONSTRAINT teams_quota_bytes CHECK (quota_bytes >= 0),
+    quota_jobs bigint CONSTRAINT teams_quota_jobs CHECK (quota_jobs >= 0),
+    quota_job_seconds bigint CONSTRAINT teams_quota_job_seconds CHECK (quota_job_seconds >= 1),
     created_at timestamptz NOT NULL DEFAULT now()
 );
 ALTER TABLE people ADD COLUMN team_id uuid REFERENCES teams;
 ALTER TABLE datasets ADD COLUMN team_id uuid REFERENCES teams;
+-- Said before the first part is signed, where there is a quota; what counts until the dataset is sealed.
+ALTER TABLE datasets ADD COLUMN declared_bytes bigint
+    CONSTRAINT datasets_declared_bytes CHECK (declared_bytes >= 1);
+-- How long a job may run, fixed when it is made, and how long workers have worked on it.
+ALTER TABLE jobs ADD COLUMN limit_seconds bigint CONSTRAINT jobs_limit_seconds CHECK (limit_seconds >= 1);
+ALTER TABLE jobs ADD COLUMN ran_seconds bigint NOT NULL DEFAULT 0;
 CREATE INDEX datasets_by_team ON datasets (team_id, created_at DESC, id DESC);
 CREATE INDEX jobs_by_dataset ON jobs (dataset_id);
 -- Bundles that lie in the public bucket for their reviewers. A row is there before the first file is put, and
@@ -75,6 +85,9 @@ CREATE TRIGGER approvals_by_colleagues BEFORE INSERT ON approvals
 RIGHTS = """
 GRANT SELECT, INSERT ON teams TO sluice_service;
 GRANT UPDATE (team_id) ON people, datasets TO sluice_service;
+GRANT UPDATE (quota_bytes, quota_jobs, quota_job_seconds) ON teams TO sluice_service;
+GRANT UPDATE (declared_bytes) ON datasets TO sluice_service;
+GRANT UPDATE (ran_seconds) ON jobs TO sluice_train;
 GRANT SELECT ON review_copies TO sluice_service, sluice_sweep;
 GRANT SELECT, INSERT, DELETE ON review_copies TO sluice_publish
 """

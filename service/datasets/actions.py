@@ -13,12 +13,13 @@ from core.errors import Forbidden, Invalid, NotFound, Problem, WrongState
 from core.faults import Fault
 from core.people import require_independent
 from core.settings import ServiceSettings
-from core.stores.inbox import Inbox, Part, UploadGone
+from core.stores.inbox import PART_BYTES, Inbox, Part, UploadGone
 from core.tables import Account, Dataset, Job, Review
 from privacy.account import capacity, default_order
 from privacy.problems import InvalidAccount
+from service import quotas
 from service.auth import Who
-from service.datasets.schemas import DatasetView, Decision, NewDataset, Seal
+from service.datasets.schemas import DatasetView, Decision, NewDataset, PartNumbers, Seal
 
 
 class AccountConflict(Problem):
@@ -31,6 +32,10 @@ class SizeMismatch(Problem):
 
 class UploadTooLarge(Problem):
     status, slug, title = 413, "upload-too-large", "The file is larger than this site takes"
+
+
+class SizeNeeded(Problem):
+    status, slug, title = 422, "size-needed", "The size of the upload has to be declared"
 
 
 class SharesPrivateRecords(Problem):
@@ -163,7 +168,30 @@ def in_upload(row: Dataset) -> Dataset:
     return row
 
 
-def seal(session: Session, who: Who, id: uuid.UUID, body: Seal, inbox: Inbox, most_bytes: int) -> Dataset:
+def declare_size(
+    session: Session, who: Who, id: uuid.UUID, body: PartNumbers, settings: ServiceSettings
+) -> Dataset:
+    """Where bytes are limited: the size of an upload counts before its first part is signed, and binds it."""
+    row = in_upload(find_own(session, who, id))
+    if row.declared_bytes is None and quotas.of_dataset(session, row, settings).bytes is not None:
+        if body.size is None:
+            raise SizeNeeded("Give the `size` of the whole file: your team has a quota of bytes.")
+        quotas.require_room(session, row, body.size, settings)
+        said = update(Dataset).where(Dataset.id == id, Dataset.declared_bytes.is_(None))
+        session.execute(said.values(declared_bytes=body.size))
+        session.commit()
+        session.refresh(row)
+    if row.declared_bytes is not None:
+        if body.size not in (None, row.declared_bytes):
+            raise WrongState("Another size was declared for this upload; delete the dataset and start over.")
+        if max(body.numbers) > -(-row.declared_bytes // PART_BYTES):
+            raise SizeMismatch("The file has fewer parts than that; sign those it has.")
+    return row
+
+
+def seal(
+    session: Session, who: Who, id: uuid.UUID, body: Seal, inbox: Inbox, settings: ServiceSettings
+) -> Dataset:
     """Fixes what was sent, under the hash that is claimed for it.
 
     Whose records these are is found out by reading them later: the answer is the same whatever the claim.
@@ -176,13 +204,14 @@ def seal(session: Session, who: Who, id: uuid.UUID, body: Seal, inbox: Inbox, mo
                 inbox.complete(row.object_key, row.upload_id or "", _arrived(row, body.size, inbox))
         return row
     in_upload(row)
-    if body.size > most_bytes:
+    if body.size > settings.upload_bytes_max:
         raise UploadTooLarge(
             "Delete this dataset and divide the file, or ask the operator to raise SLUICE_UPLOAD_BYTES_MAX.",
-            most_bytes=most_bytes,
+            most_bytes=settings.upload_bytes_max,
         )
     parts = _arrived(row, body.size, inbox)
     _require_parent(session, row)
+    quotas.require_room(session, row, body.size, settings)
     sealed = (
         update(Dataset)
         .where(Dataset.id == id, Dataset.state == "uploading")

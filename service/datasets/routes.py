@@ -1,6 +1,7 @@
 """HTTP for datasets."""
 
 import uuid
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -92,17 +93,16 @@ def sign_parts(
     id: uuid.UUID, body: PartNumbers, who: Curator, session: SessionDep, request: Request
 ) -> SignedParts:
     """Signed addresses to PUT parts to. The bytes go straight to the store and never through this service."""
-    row = actions.in_upload(actions.find_own(session, who, id))
-    sign = _inbox(request).sign_part
-    signed = [SignedPart(number=n, url=sign(row.object_key, row.upload_id or "", n)) for n in body.numbers]
+    row = actions.declare_size(session, who, id, body, request.app.state.settings)
+    sign = partial(_inbox(request).sign_part, row.object_key, row.upload_id or "", size=row.declared_bytes)
+    signed = [SignedPart(number=n, url=sign(n)) for n in body.numbers]
     return SignedParts(parts=signed, expires_in=SIGNED_SECONDS)
 
 
 @router.post("/{id}/seal", status_code=HTTP_202_ACCEPTED)
 def seal(id: uuid.UUID, body: Seal, who: Curator, session: SessionDep, request: Request) -> DatasetView:
     """Fix what was uploaded. A worker reads the records: `ready`, `held` for review, or `rejected`."""
-    most = request.app.state.settings.upload_bytes_max
-    row = actions.seal(session, who, id, body, _inbox(request), most)
+    row = actions.seal(session, who, id, body, _inbox(request), request.app.state.settings)
     ring(request.app.state.bells["train"], "train.check", row.id)
     return DatasetView.of(row, who)
 

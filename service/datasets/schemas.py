@@ -91,6 +91,9 @@ class PartNumbers(Body):
         list[Annotated[Whole, Field(ge=1, le=10_000)]],
         Field(min_length=1, max_length=100, examples=[[1, 2, 3]]),
     ]
+    size: Annotated[Whole, Field(ge=1, le=10**13)] | None = Field(
+        default=None, description="Of the whole file. Needed where the team has a quota of bytes."
+    )
 
 
 class Decision(Body):

@@ -9,11 +9,13 @@ from sqlalchemy.orm import Session
 
 from core import ledger
 from core.errors import Forbidden, NotFound, Problem, WrongState
+from core.settings import ServiceSettings
 from core.tables import Account, Dataset, Diagnosis, Entry, Job
 from core.witness import require_level
 from privacy.events import Event, from_dict
 from privacy.plans import Plan, plan_from_dict
 from privacy.plans.base import trainable
+from service import quotas
 from service.auth import Who
 from service.datasets.actions import find as find_dataset
 from service.datasets.actions import ready
@@ -50,12 +52,14 @@ def diagnosis(session: Session, who: Who, id: uuid.UUID, *, kept: bool) -> Diagn
     return found
 
 
-def quote(session: Session, who: Who, body: NewQuote) -> QuoteView:
+def quote(session: Session, who: Who, body: NewQuote, settings: ServiceSettings) -> QuoteView:
     """Prices a plan for a dataset's account, and writes nothing."""
-    account = _account(session, ready(find_dataset(session, who, body.dataset)))
+    dataset = ready(find_dataset(session, who, body.dataset))
+    account = _account(session, dataset)
+    limit = quotas.of_dataset(session, dataset, settings).job_seconds
     paid = paid_events(session, account.id)
     _let_go(session)
-    return pricing.quote(account, paid, body)
+    return pricing.quote(account, paid, body).model_copy(update={"limit_seconds": limit})
 
 
 def _let_go(session: Session) -> None:
@@ -182,10 +186,11 @@ def offer(session: Session, who: Who, body: NewJob) -> Offer:
     )
 
 
-def start(session: Session, who: Who, made: Offer) -> Job:
+def start(session: Session, who: Who, made: Offer, settings: ServiceSettings) -> Job:
     """Reserves the cost and adds the job, in one transaction that the caller commits."""
     require_level(session)
     dataset, account, offer = made.dataset, made.account, made.priced
+    limit = quotas.require_free_job(session, dataset, settings).job_seconds
     # Locked against a deletion; what was read before the arithmetic may be old by now.
     needed = {dataset.id} | ({made.source} if made.source else set())
     still = select(Dataset.id).where(Dataset.id.in_(needed), Dataset.state == "ready").order_by(Dataset.id)
@@ -214,7 +219,8 @@ def start(session: Session, who: Who, made: Offer) -> Job:
         id=id, dataset_id=dataset.id, source_id=made.source, after_id=made.after, shared=made.shared,
         account_id=account.id, owner_id=who.id,
         plan=offer.plan.to_dict(), event=offer.event.to_dict(), cost=cost, readings=readings,
-        state="queued", step=0, steps=offer.plan.progress_steps, created_at=datetime.now(UTC),
+        state="queued", step=0, steps=offer.plan.progress_steps, limit_seconds=limit,
+        created_at=datetime.now(UTC),
     )  # fmt: skip
     session.add(job)
     session.flush()

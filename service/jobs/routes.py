@@ -38,9 +38,9 @@ State = Literal["queued", "running", "trained", "failed", "cancelled"]
 
 
 @quotes.post("")
-def quote(body: NewQuote, who: CuratorOrAdmin, session: SessionDep) -> QuoteView:
+def quote(body: NewQuote, who: CuratorOrAdmin, session: SessionDep, request: Request) -> QuoteView:
     """What a plan would cost: noise, epsilon by each accountant, what would be left. Writes nothing."""
-    return actions.quote(session, who, body)
+    return actions.quote(session, who, body, request.app.state.settings)
 
 
 @jobs.post("", status_code=HTTP_202_ACCEPTED)
@@ -53,7 +53,7 @@ def start_job(
         offer = actions.offer(session, who, body)
 
         def make() -> JobView:
-            return JobView.of(actions.start(session, who, offer))
+            return JobView.of(actions.start(session, who, offer, request.app.state.settings))
 
         told = replies.once(session, who, key, body, JobView, make)
     # Rung again on a replay: a doorbell lost the first time does no harm the second.

@@ -119,6 +119,9 @@ class QuoteView(View):
     published: Published | None = Field(
         description="What the paper's own formula would claim. Not a guarantee."
     )
+    limit_seconds: int | None = Field(
+        default=None, description="How long the job may run; it is stopped then, and stays charged."
+    )
 
 
 class Progress(View):
@@ -141,6 +144,9 @@ class JobView(View):
     epsilon: Readings
     state: str
     fault: str | None
+    limit_seconds: int | None = Field(
+        default=None, description="How long it may run; it is stopped then, and stays charged."
+    )
     progress: Progress
     created_at: datetime
     finished_at: datetime | None
@@ -152,7 +158,7 @@ class JobView(View):
             id=row.id, dataset=row.dataset_id, source=row.source_id, after=row.after_id,
             shared=row.shared, account=row.account_id, plan=row.plan,
             event=row.event, cost=row.cost, epsilon=Readings.model_validate(row.readings), state=row.state,
-            fault=row.fault,
+            fault=row.fault, limit_seconds=row.limit_seconds,
             progress=Progress(step=row.step, steps=row.steps, started_at=row.started_at, eta=_eta(row)),
             created_at=row.created_at, finished_at=row.finished_at,
             cancel_asked=row.cancel_asked_at is not None,

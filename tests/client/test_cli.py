@@ -248,11 +248,11 @@ def test_a_file_is_declared_sent_in_parts_and_sealed(site, sluice, told, file, o
 def test_a_cut_upload_is_picked_up(site, sluice, told, file, objects, monkeypatch):
     sign, signed = Sluice.sign_parts, []
 
-    def cut(service, id, numbers):
+    def cut(service, id, numbers, **more):
         signed.extend(numbers)
         if len(signed) == 2:
             raise KeyboardInterrupt
-        return sign(service, id, numbers)
+        return sign(service, id, numbers, **more)
 
     monkeypatch.setattr(Sluice, "sign_parts", cut)
     code, _, err = sluice("datasets", "add", file, *ADD, "--detach", key=site.curator)

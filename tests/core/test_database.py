@@ -80,8 +80,10 @@ COLUMNS = {
             "team_id",
             "deleted_by",
             "deletion_reason",
+            "declared_bytes",
         },
         "jobs": {"state", "fault", "finished_at", "cancel_asked_at"},
+        "teams": {"quota_bytes", "quota_jobs", "quota_job_seconds"},
         "grants": {"state", "decided_by", "decided_at"},
         "replies": {"status", "body"},
         "witness": {"acknowledged"},
@@ -112,7 +114,7 @@ COLUMNS = {
             "deletion_reason",
             "removed_at",
         },
-        "jobs": PROGRESS | {"synthesizer_removed_at"},
+        "jobs": PROGRESS | {"synthesizer_removed_at", "ran_seconds"},
     },
     "publish": {
         "releases": {

@@ -83,7 +83,7 @@ def bodies(dataset: str) -> dict[str, tuple[str, dict]]:
     return {
         "POST /v1/datasets": {"name": "d", "schema": IMAGES, "nominal_size": 1, "budget": BUDGET,
                               "relation": "add_remove", "parent": dataset},
-        "POST /v1/datasets/{id}/upload/urls": {"numbers": [1]},
+        "POST /v1/datasets/{id}/upload/urls": {"numbers": [1], "size": 8},
         "POST /v1/datasets/{id}/seal": {"size": 3, "sha256": "0" * 64},
         "POST /v1/quotes": {"dataset": dataset, "plan": PLAN, "target": {"epsilon": 1.0}},
         "POST /v1/jobs": {"dataset": dataset, "plan": {"kind": "dpgan", "sampling_prob": 0.1, "steps": 5},
@@ -94,6 +94,7 @@ def bodies(dataset: str) -> dict[str, tuple[str, dict]]:
         "POST /v1/admin/people": {"name": "p", "role": "analyst"},
         "POST /v1/admin/people/{id}/team": {"team": str(uuid.uuid4()), "datasets": False},
         "POST /v1/admin/teams": {"name": "t"},
+        "POST /v1/admin/teams/{id}/quotas": {"bytes": 1, "jobs": 1, "job_seconds": 1},
         "POST /v1/me/keys": {"label": "l", "days": 1},
         "POST /v1/invitations/redeem": {"invitation": "sli_" + "A" * 43, "label": "l", "days": 1},
         "POST /v1/releases": {"job": str(uuid.uuid4()), "name": "r", "note": "n", "licence": "CC0-1.0",

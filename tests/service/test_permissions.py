@@ -82,6 +82,7 @@ TABLE: dict[str, tuple[int, int, int, int]] = {
     "GET /v1/admin/teams": (403, 403, 200, 403),
     "POST /v1/admin/teams": (403, 403, 201, 403),
     "POST /v1/admin/people/{id}/team": (403, 403, 200, 403),
+    "POST /v1/admin/teams/{id}/quotas": (403, 403, 200, 403),
 }
 # What a curator of the owner's team is told, where it differs from a curator of another team.
 MATES: dict[str, int] = {
@@ -220,6 +221,8 @@ def concrete(house: House, verb: str, path: str, ready: dict) -> tuple[str, dict
             given["grant"], body = proposed.json()["id"], None
     elif path.endswith("/acknowledge"):
         body = {"generation": 1, "reason": "restored"}
+    elif path.endswith("/quotas"):
+        given["id"], body = house.team(), {"jobs": 1}
     elif path == "/v1/admin/teams":
         body = {"name": f"t{uuid.uuid4().hex}"} if verb == "POST" else None
     elif path.endswith("/team"):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -15,9 +16,11 @@ import psutil
 import psycopg
 import pytest
 from safetensors.torch import load
+from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from core.faults import Failure
 from core.queue import bell, ring
 from core.stores.witness import DirectoryWitness
 from core.tables import Diagnosis
@@ -353,6 +356,35 @@ def test_cancel_stops_a_running_job_and_the_charge_stays(place, mortal):
     assert row.step < 200_000
     assert place.ledger_of(job) == ["reserve", "settle"]
     assert place.vault_versions(f"checkpoints/{job}") == []
+
+
+def test_a_job_that_ran_out_of_time_is_stopped_within_a_step_and_stays_charged(place, mortal):
+    job = place.job(steps=6, limit_seconds=60)
+    place.change("UPDATE jobs SET ran_seconds = 60 WHERE id = %s", job)
+    assert mortal.order(job, "stepped", count=2) == 0  # would be killed in a second step
+    row = place.look(job)
+    assert (row.state, row.fault, row.synthesizer_key) == ("failed", "time-limit", None)
+    assert place.ledger_of(job) == ["reserve", "settle"]
+    assert place.vault_versions(f"checkpoints/{job}") == []
+    done = place.job(steps=1, limit_seconds=60)  # nothing is left to stop after the last step
+    place.change("UPDATE jobs SET ran_seconds = 60 WHERE id = %s", done)
+    assert mortal.order(done) == 0
+    assert place.look(done).state == "trained"
+
+
+def test_the_time_of_all_attempts_counts_and_that_in_the_queue_does_not(place):
+    job = place.job(limit_seconds=100)
+    first = claim(place.engines["train"], job)
+    replace(first, began=first.began - 30).beat(1)
+    assert 30 <= place.look(job).ran_seconds < 100
+    replace(first, began=first.began - 40).hand_back()
+    place.change("UPDATE jobs SET started_at = started_at - interval '1 day' WHERE id = %s", job)
+    second = claim(place.engines["train"], job)
+    second.require_time_left()
+    with pytest.raises(Failure, match="time-limit"):
+        replace(second, began=second.began - 60).require_time_left()
+    with pytest.raises(DBAPIError), place.engines["train"].begin() as connection:
+        connection.execute(text("UPDATE jobs SET limit_seconds = NULL"))
 
 
 def test_a_plan_that_is_not_what_was_paid_for_opens_nothing(place, mortal):
