@@ -42,7 +42,7 @@ from core.tables import Approval, Dataset, Job, Release, Revocations, SigningKey
 from privacy import attest
 from privacy.attest import ATTESTATION, MANIFEST, PRIVACY, SUMS, Signer
 from privacy.problems import Problem as PrivacyProblem
-from worker import copies, life
+from worker import copies, life, workspace
 from worker.claims import LEASE, MOST_ATTEMPTS, Fenced, due_release, pause
 from worker.paid import all_paid, require_stated
 
@@ -439,6 +439,7 @@ def make_publisher(settings: PublishSettings) -> Publisher:
 def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in worker.train
     settings = life.settings_or_exit(PublishSettings, "publish")
+    workspace.use("publish")
     publisher, url = make_publisher(settings), str(settings.queue_url)
     while True:
         try:

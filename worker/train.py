@@ -20,7 +20,7 @@ from core.stores.private import PrivateStore
 from core.stores.vault import Vault
 from core.stores.witness import witness_store
 from core.witness import WitnessLog
-from worker import life
+from worker import life, workspace
 from worker.checking import Checker
 from worker.known import KnownRecords
 from worker.removing import Remover, Retention
@@ -88,6 +88,7 @@ def main() -> None:
     # Threads that spin while they wait made a step ten times slower on a machine that others use too.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     settings = life.settings_or_exit(TrainSettings, "train")
+    workspace.use("train")
     trainer, url = make_trainer(settings), str(settings.queue_url)
     app = bell("train", url)
     register(app, trainer, make_checker(settings, trainer))
