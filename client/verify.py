@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,12 +19,18 @@ _MOST_FILES = 100
 
 
 def verify(
-    directory: Path, *, keys: Path | None = None, revocations: bytes | None = None, online: bool = True
+    directory: Path,
+    *,
+    keys: Path | None = None,
+    revocations: bytes | None = None,
+    online: bool = True,
+    allow_expired_list: bool = False,
 ) -> "Json":
     """What a release states, once every byte of it was checked; else `NotVerified` says why not.
 
     Trusted are the keys in a file, or of the service that is remembered to sign with this one; while `online`
-    it is asked for its newest list of withdrawn releases.
+    it is asked for its newest list of withdrawn releases. A list that has expired is refused unless that is
+    allowed.
     """
     from client.trust import for_key
     from privacy import attest, owners
@@ -48,6 +55,8 @@ def verify(
         checked = attest.check_release(
             envelope, hashes=hashes, small=small, keys=trust.keys, revocations=trust.revocations
         )
+        if trust.revocations is not None and not allow_expired_list:
+            attest.require_current(trust.revocations, datetime.now(UTC))
     except Problem as problem:
         raise NotVerified(problem) from None
     return {
@@ -67,6 +76,7 @@ def verify(
         "keys_from": trust.keys_from,
         "revocations": {
             "number": trust.revocations["number"] if trust.revocations else None,
+            "expires_at": trust.revocations.get("expires_at") if trust.revocations else None,
             "from": trust.revocations_from,
         },
     }
@@ -174,16 +184,30 @@ def command(
         Path | None, typer.Option(help="File with a list of withdrawn releases; not fetched then.")
     ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Fetch nothing.")] = False,
+    allow_expired_list: Annotated[
+        bool,
+        typer.Option(
+            "--allow-expired-list",
+            help="Accept a list of withdrawn releases that has expired: later withdrawals are not on it.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check a downloaded release: every byte, the signature, the epsilon, the budget, and that it was not
     withdrawn.
 
-    Exit codes: 0 it holds; 3 altered, forged, over budget, or signed with an unknown key; 4 withdrawn.
+    Exit codes: 0 it holds; 3 altered, forged, over budget, signed with an unknown key, or checked against a
+    list of withdrawn releases that has expired; 4 withdrawn.
     """
     try:
         given = revocations.read_bytes() if revocations else None
     except OSError:
         raise CannotRun(f"{revocations} cannot be read: name a list of withdrawn releases") from None
-    result = verify(directory, keys=key, revocations=given, online=not offline)
+    result = verify(
+        directory,
+        keys=key,
+        revocations=given,
+        online=not offline,
+        allow_expired_list=allow_expired_list,
+    )
     (print_json if as_json else show)(result)

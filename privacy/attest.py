@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
@@ -33,6 +34,9 @@ IMAGES = frozenset(["synthesizer.safetensors", "synthesizer.json", "croissant.js
 CLASSIFIER = frozenset(["classifier.safetensors", "classifier.json"])
 # Two machines may differ in the last digits of a logarithm; what is stated was rounded by neither.
 ROUNDING, AGREEMENT = 1e-9, 1e-6
+# A list of withdrawn releases is good for so long after it was signed; the publisher signs one every day.
+LIST_VALID = timedelta(days=7)
+CLOCK_SKEW = timedelta(minutes=10)  # by which the clocks of publisher and verifier may differ
 
 
 class BadSignature(Problem):
@@ -78,6 +82,11 @@ class ReleaseWithdrawn(Problem):
 class RevocationsRolledBack(Problem):
     slug = "revocations-rolled-back"
     title = "The list of withdrawn releases is older than one seen before"
+
+
+class RevocationsExpired(Problem):
+    slug = "revocations-expired"
+    title = "The list of withdrawn releases is not current"
 
 
 class Signer:
@@ -355,11 +364,12 @@ def _follows(again: float | None, stated: float | None) -> bool:
     return stated * (1 - AGREEMENT) <= again <= stated * (1 + ROUNDING)
 
 
-def revocations(number: int, issued_at: str, withdrawn: Iterable[Mapping[str, str]]) -> dict[str, Any]:
+def revocations(number: int, issued_at: datetime, withdrawn: Iterable[Mapping[str, str]]) -> dict[str, Any]:
     """The list of everything withdrawn so far: release, bundle, at, reason of each."""
+    issued, expires = (at.isoformat(timespec="seconds") for at in (issued_at, issued_at + LIST_VALID))
     return {
-        "kind": "sluice-revocations", "version": 1, "number": number, "issued_at": issued_at,
-        "withdrawn": [dict(each) for each in withdrawn],
+        "kind": "sluice-revocations", "version": 1, "number": number, "issued_at": issued,
+        "expires_at": expires, "withdrawn": [dict(each) for each in withdrawn],
     }  # fmt: skip
 
 
@@ -382,6 +392,32 @@ def open_revocations(
             f"List {number} is behind one seen before; somebody may be hiding what was withdrawn since."
         )
     return found
+
+
+def require_current(listed: Mapping[str, Any], now: datetime) -> None:
+    """A list that somebody could have held back: what was withdrawn since it expired is not on it.
+
+    Lists of older versions name no expiry: they are good as long after they were signed as others.
+    """
+    try:
+        issued = datetime.fromisoformat(listed["issued_at"])
+        expires = (
+            datetime.fromisoformat(listed["expires_at"]) if "expires_at" in listed else issued + LIST_VALID
+        )
+        late, early = now > expires + CLOCK_SKEW, now < issued - CLOCK_SKEW
+    except (KeyError, TypeError, ValueError):
+        raise BadSignature("The list does not say when it was signed; fetch it again.") from None
+    if early:
+        raise RevocationsExpired(
+            f"It was signed at {listed['issued_at']}, which is in the future: set the clock of this machine.",
+            issued_at=listed["issued_at"],
+        )
+    if late:
+        raise RevocationsExpired(
+            f"List {listed['number']} was good until {expires.isoformat(timespec='seconds')}; what was "
+            "withdrawn since is not on it. Fetch a newer one; if the service has none, its operator has to "
+            "start the publisher.",
+        )
 
 
 def _refuse_withdrawn(predicate: Mapping[str, Any], listed: Mapping[str, Any] | None) -> None:

@@ -336,7 +336,7 @@ class Publisher:
         gone = select(Release).where(Release.state == "withdrawn").order_by(Release.withdrawn_at, Release.id)
         number = session.scalars(select(func.coalesce(func.max(Revocations.number), 0))).one() + 1
         entries = [_entry(row) for row in session.scalars(gone)]
-        listed = attest.revocations(number, _moment(datetime.now(UTC)), entries)
+        listed = attest.revocations(number, datetime.now(UTC), entries)
         envelope = attest.sign(listed, attest.REVOCATIONS_TYPE, self.signer).decode()
         session.execute(insert(Revocations).values(number=number, envelope=envelope))
 

@@ -6,6 +6,7 @@ import json
 import threading
 import uuid
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -90,8 +91,15 @@ def listed(number, *withdrawn, signer=SIGNER):
         {"release": release, "bundle": digest, "at": "2026-02-01T00:00:00+00:00", "reason": "a mistake"}
         for release, digest in withdrawn
     ]
-    body = revocations(number, f"2026-02-{number:02d}T00:00:00+00:00", rows)
-    return sign(body, REVOCATIONS_TYPE, signer)
+    return sign(revocations(number, issued_at(number), rows), REVOCATIONS_TYPE, signer)
+
+
+STARTED = datetime.now(UTC).replace(microsecond=0)
+
+
+def issued_at(number):
+    """Lists of tests are of the last hour."""
+    return STARTED - timedelta(hours=1) + timedelta(minutes=number)
 
 
 def keys_json(*signers):

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import sys
+from datetime import datetime, timedelta
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -29,6 +30,7 @@ from tests.client.bundles import (
     SIGNER,
     Service,
     bundle,
+    issued_at,
     keys_json,
     listed,
 )
@@ -321,14 +323,14 @@ def test_remembered_keys_and_the_newest_list_are_used_and_said(here, service, sl
     code, out, _ = sluice("verify", here / "a")
     assert code == 0
     assert f"remembered for {service.url}" in out.replace("\n", "")
-    assert "by list 1 of 2026-02-01" in out
+    assert f"by list 1 of {issued_at(1):%Y-%m-%d}" in out
     assert "fetched now" in out
     service.revocations = None  # out of reach: the one it gave last counts, with its age
     code, out, _ = sluice("verify", here / "a", "--json")
     assert code == 0
     told = json.loads(out)["revocations"]
     assert told["number"] == 1
-    assert told["from"].startswith("of 2026-02-01T00:00:00+00:00, fetched 20")
+    assert told["from"].startswith(f"of {issued_at(1):%Y-%m-%dT%H:%M:%S}+00:00, fetched 20")
 
 
 def test_a_list_once_seen_is_not_forgotten(here, originals, service, sluice):
@@ -347,6 +349,43 @@ def test_a_list_once_seen_is_not_forgotten(here, originals, service, sluice):
     assert sluice("verify", here / "a")[0] == 4
     assert sluice("verify", here / "a", "--key", here / "keys.json", "--offline")[0] == 4
     assert sluice("verify", here / "b")[0] == 0
+
+
+@pytest.mark.parametrize("how", ["given", "fetched", "remembered"])
+def test_an_expired_list_is_refused_unless_that_is_allowed(
+    how, here, originals, service, sluice, monkeypatch
+):
+    """Whoever can hold back newer lists must not keep a withdrawn release looking good for ever."""
+    arguments = []
+    if how == "given":
+        (here / "list.json").write_bytes(listed(1))
+        arguments = ["--key", here / "keys.json", "--revocations", here / "list.json"]
+    assert sluice("verify", here / "b", *arguments)[0] == 0
+    if how == "remembered":
+        arguments = ["--offline"]
+    travel(monkeypatch, timedelta(days=6, hours=23))
+    assert sluice("verify", here / "b", *arguments)[0] == 0
+    travel(monkeypatch, timedelta(days=7, minutes=11))
+    code, out, err = sluice("verify", here / "b", *arguments, "--json")
+    assert (code, json.loads(out)["problem"]["slug"]) == (3, "revocations-expired")
+    assert "was good until" in err
+    code, out, _ = sluice("verify", here / "b", *arguments, "--allow-expired-list", "--json")
+    assert (code, json.loads(out)["revocations"]["number"]) == (0, 1)
+    assert sluice("verify", here / "a", *arguments, "--allow-expired-list")[0] == 0
+    if how == "fetched":
+        service.revocations = listed(2, originals[1]["a"])
+        assert sluice("verify", here / "a")[0] == 4  # a list that has expired still tells what it names
+
+
+def travel(monkeypatch, time):
+    """Verifies as if that much time had gone by."""
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + time
+
+    monkeypatch.setattr("client.verify.datetime", Later)
 
 
 def test_a_service_cannot_slip_in_a_key_after_the_first_meeting(here, originals, service, sluice):

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import random
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -22,6 +23,7 @@ from privacy.attest import (
     OverBudget,
     OwnersDiffer,
     ReleaseWithdrawn,
+    RevocationsExpired,
     RevocationsRolledBack,
     Signer,
     UnknownKey,
@@ -32,6 +34,7 @@ from privacy.attest import (
     paths,
     readable,
     release_statement,
+    require_current,
     revocations,
     sign,
     sums,
@@ -46,6 +49,7 @@ AUTHOR, REVIEWER = "a" * 8, "b" * 8
 EVENT = PoissonGaussian(query=Query.SUM, bound=1.0, noise_stddev=2.0, sampling_prob=0.01, steps=100)
 RELATION, DELTA = Relation.ADD_REMOVE, 1e-5
 CODE = {"sluice": "0.1.0"}
+NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
 
 def sha256(body):
@@ -185,7 +189,7 @@ def test_a_statement_is_not_taken_for_a_list_nor_the_other_way_round(bundle):
     with pytest.raises(BadSignature):
         open_envelope(bundle.envelope, REVOCATIONS_TYPE, KEYS)
     with pytest.raises(BadSignature):
-        bundle.check(envelope=sign(revocations(1, "now", []), REVOCATIONS_TYPE, SIGNER))
+        bundle.check(envelope=sign(revocations(1, NOW, []), REVOCATIONS_TYPE, SIGNER))
 
 
 def test_only_trusted_keys_count_and_an_id_belongs_to_its_key(bundle):
@@ -374,7 +378,7 @@ def entry(bundle, release="r1"):
 
 
 def listing(number, *withdrawn):
-    return sign(revocations(number, "now", withdrawn), REVOCATIONS_TYPE, SIGNER)
+    return sign(revocations(number, NOW, withdrawn), REVOCATIONS_TYPE, SIGNER)
 
 
 def test_what_is_on_the_list_is_refused_by_release_and_by_bundle(bundle):
@@ -396,14 +400,33 @@ def test_a_list_that_goes_back_or_forgets_is_refused():
     ):
         with pytest.raises(RevocationsRolledBack):
             open_revocations(raw, KEYS, seen=seen)
-    for payload in ({}, {"number": 7, "withdrawn": []}, revocations(1, "now", []) | {"version": 2}):
+    for payload in ({}, {"number": 7, "withdrawn": []}, revocations(1, NOW, []) | {"version": 2}):
         with pytest.raises(BadSignature):
             open_revocations(sign(payload, REVOCATIONS_TYPE, SIGNER), KEYS)
+
+
+@pytest.mark.parametrize("dated", [True, False])
+def test_a_list_is_good_for_a_week_and_ten_minutes(dated):
+    """One of an older version, which names no expiry, for as long after it was signed."""
+    listed = open_revocations(listing(5), KEYS)
+    assert listed["expires_at"] == "2026-05-08T12:00:00+00:00"
+    if not dated:
+        listed.pop("expires_at")
+    minute = timedelta(minutes=1)
+    for passes in (NOW - 9 * minute, NOW, NOW + timedelta(days=7), NOW + timedelta(days=7) + 9 * minute):
+        require_current(listed, passes)
+    with pytest.raises(RevocationsExpired, match="List 5 was good until 2026-05-08T12:00:00"):
+        require_current(listed, NOW + timedelta(days=7) + 11 * minute)
+    with pytest.raises(RevocationsExpired, match="set the clock"):
+        require_current(listed, NOW - 11 * minute)
+    for odd in ({"issued_at": "now"}, {"issued_at": None}, {"issued_at": "2026-05-01T12:00:00"}):
+        with pytest.raises(BadSignature):
+            require_current(listed | odd | ({"expires_at": "soon"} if dated else {}), NOW)
 
 
 def test_slugs_are_those_that_others_know():
     slugs = {each.slug for each in Problem.__subclasses__() if each.__module__ == "privacy.attest"}
     assert slugs == {
         "bad-signature", "unknown-key", "bundle-altered", "epsilon-not-reproduced", "over-budget",
-        "owners-differ", "release-withdrawn", "revocations-rolled-back",
+        "owners-differ", "release-withdrawn", "revocations-rolled-back", "revocations-expired", "not-signed",
     }  # fmt: skip
