@@ -59,7 +59,7 @@ class Child:
     stop_signal: signal.Signals = signal.SIGTERM
     death_signal: signal.Signals = signal.SIGKILL
     stop_seconds: float = 5
-    ready_seconds: float = 60
+    ready_seconds: float = 180
     nobody: bool = False
     stdin: str | None = None
     directory: Path | None = None

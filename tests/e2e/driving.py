@@ -43,7 +43,7 @@ class Up:
             self._lines.put(line.rstrip())
         self._lines.put(None)
 
-    def expect(self, pattern, seconds=60):
+    def expect(self, pattern, seconds=300):
         """The first line from now on that matches."""
         end = time.monotonic() + seconds
         while True:

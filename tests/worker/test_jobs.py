@@ -46,7 +46,7 @@ MOMENTS = [(point, 1) for point in POINTS] + [
 ]  # fmt: skip
 
 
-def finish(place, mortal, job, seconds=60):
+def finish(place, mortal, job, seconds=300):
     """Works on the job as rung for again and again, until it ends."""
     end = time.monotonic() + seconds
     while place.look(job).state in ("queued", "running"):
@@ -295,7 +295,7 @@ def wait_gone(pid):
     wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
-def wait_for(what, seconds=60):
+def wait_for(what, seconds=300):
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end

@@ -839,7 +839,7 @@ def test_a_zombie_builder_changes_nothing_that_its_successor_built(desk):
     assert (after.state, after.fence, after.digest) == ("approved", 2, row.digest)
 
 
-def wait_for(what, seconds=60):
+def wait_for(what, seconds=300):
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end
