@@ -99,9 +99,14 @@ class Sluice:
             lambda: self.dataset(id), lambda found: bool(found["removed_at"]) or time.monotonic() > until
         )
 
-    def begin_upload(self, id: str) -> Json:
-        """Begins an upload or finds the one begun: `part_bytes`, and the numbers of parts that `arrived`."""
-        return self._post(f"/v1/datasets/{_part(id)}/upload", again=True)
+    def upload_key(self) -> Json:
+        """What uploads are encrypted for: `id` and `public`, an RSA key as PEM."""
+        return self._get("/.well-known/sluice-upload-key.json")
+
+    def begin_upload(self, id: str, *, key_id: str, wrapped_key: str) -> Json:
+        """Begins an upload or finds the one begun with this key: `part_bytes`, and which parts `arrived`."""
+        body = {"key_id": key_id, "wrapped_key": wrapped_key}
+        return self._post(f"/v1/datasets/{_part(id)}/upload", body, again=True)
 
     def sign_parts(self, id: str, numbers: list[int], *, size: int | None = None) -> dict[int, str]:
         """Addresses that take one part each by PUT, for a quarter of an hour. `size` is of the whole file."""

@@ -218,7 +218,7 @@ def login(url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
     of a key give the invitation that an admin sent you: a key that nobody else has seen is made from it.
     """
     from client.api import Sluice
-    from client.trust import meet
+    from client.trust import meet, upload_key
 
     url = url or (
         saved_url() or typer.prompt("Address of the service", default="http://127.0.0.1:8000", err=True)
@@ -242,6 +242,7 @@ def login(url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
         path = save(service.url, key)
         with suppress(Refused):  # an older service signs nothing
             meet(service, again=True)
+            upload_key(service, again=True)
         if as_json:
             print_json({"url": service.url, "file": str(path), **who})
         else:

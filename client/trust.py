@@ -1,4 +1,5 @@
-"""What is remembered of each service: the keys it signs with, and the newest list of withdrawn releases.
+"""What is remembered of each service: the keys it signs with, the key that uploads to it are encrypted for,
+and the newest list of withdrawn releases.
 
 Keys are taken at the first meeting and at each `sluice login`, never in between: a service that was broken
 into later cannot hand out a key of its own. Whoever wants more than that gives `--key`.
@@ -16,6 +17,7 @@ from client.api import Json, Sluice
 from client.connection import config_file, write_private
 from client.problems import CannotRun, NotVerified
 from privacy.attest import UnknownKey, key_id, open_revocations
+from privacy.envelope import WrappingKey
 from privacy.problems import Problem
 
 Keys = dict[str, bytes]
@@ -58,6 +60,23 @@ def meet(service: Sluice, *, again: bool = False) -> None:
         now = {one["id"]: one["public"] for one in service.signing_keys()}
         if now.keys() - known.keys():
             _remember(service.url, keys=known | now)
+
+
+def upload_key(service: Sluice, *, again: bool = False) -> WrappingKey:
+    """What uploads are encrypted for; like signing keys, a changed one is taken at `sluice login` only."""
+    try:
+        key = WrappingKey(service.upload_key()["public"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CannotRun(f"{service.url} offers no key to encrypt uploads for: ask its admin") from None
+    known = remembered().get(service.url, {}).get("upload_keys", [])
+    if key.id not in known:
+        if known and not again:
+            raise CannotRun(
+                f"{service.url} offers another key to encrypt uploads for ({key.id}) than before: ask its "
+                "admin whether it was changed; if so, sluice login takes the new one"
+            )
+        _remember(service.url, upload_keys=[*known, key.id])
+    return key
 
 
 def of_service(url: str, *, online: bool = True, given: bytes | None = None) -> Trust:

@@ -20,6 +20,10 @@ class Fault(StrEnum):
     ENCODING = "encoding"  # text that is not UTF-8, or holds NUL
     HASH_MISMATCH = "hash-mismatch"
     SIZE_MISMATCH = "size-mismatch"
+    CANNOT_DECRYPT = (
+        "cannot-decrypt"  # not encrypted with the dataset's key for this dataset, or changed since
+    )
+    KEY_DESTROYED = "key-destroyed"  # the dataset was deleted
     TIMED_OUT = "timed-out"
     UNREADABLE = "unreadable"  # the reader itself ended without an answer
     NOT_ACCEPTED = "not-accepted"  # by the person who decided about a dataset that was held

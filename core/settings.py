@@ -19,6 +19,8 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from privacy.envelope import WrappingKey
+
 PREFIX = "SLUICE_"
 
 _PLACEHOLDER = re.compile(
@@ -67,7 +69,23 @@ def _certificates(ca: str) -> str:
     return ca
 
 
+def _private_key(secret: SecretStr) -> SecretStr:
+    if not secret.get_secret_value().lstrip().startswith(("-----BEGIN PRIVATE KEY-----", KMS)):
+        raise ValueError("is neither an RSA private key as PEM (PKCS #8) nor kms: and the id of a key")
+    return secret
+
+
+def _public_key(pem: str) -> str:
+    try:
+        return WrappingKey(pem).pem
+    except ValueError:
+        raise ValueError("is not an RSA public key of 3072 bits or more as PEM") from None
+
+
+KMS = "kms:"
 Secret = Annotated[SecretStr, AfterValidator(_real)]
+PrivateKey = Annotated[Secret, AfterValidator(_private_key)]
+PublicKey = Annotated[str, AfterValidator(_public_key)]
 Seed = Annotated[Secret, AfterValidator(_seed)]
 DatabaseUrl = Annotated[PostgresDsn, AfterValidator(_with_real_password)]
 # Who may vouch for a server: the certificates in a file, or `system`, the public authorities.
@@ -109,9 +127,27 @@ class _WithWitness(_Settings):
     witness_bucket: str = "sluice-witness"
 
 
+class _WithKms(_Settings):
+    """Where keys are that are named as "kms:ID", and an identity that may use them and do nothing else."""
+
+    kms_endpoint: HttpUrl | None = None  # None: AWS
+    kms_region: str = "us-east-1"
+    kms_access_key: Secret | None = None
+    kms_secret_key: Secret | None = None
+
+    @model_validator(mode="after")
+    def _identity_for_kms(self) -> Self:
+        used = [value for _, value in self if isinstance(value, SecretStr)]
+        in_kms = any(value.get_secret_value().startswith(KMS) for value in used)
+        if in_kms and not (self.kms_access_key and self.kms_secret_key):
+            raise ValueError("a key is in a KMS: set SLUICE_KMS_ACCESS_KEY and SLUICE_KMS_SECRET_KEY")
+        return self
+
+
 class ServiceSettings(_WithObjects):
     """Signs uploads into the private bucket and downloads out of the public one."""
 
+    upload_public_key: PublicKey  # clients encrypt for the private half, which only train has
     private_bucket: str = "sluice-private"
     public_bucket: str = "sluice-public"
     requests_per_minute: int = 1200  # of one key; per service process
@@ -151,10 +187,12 @@ class ServiceSettings(_WithObjects):
 Days = Annotated[float, Field(ge=0)]
 
 
-class TrainSettings(_WithObjects, _WithWitness):
+class TrainSettings(_WithObjects, _WithWitness, _WithKms):
     """Reads private records, keeps what it learns in the vault; reads the witness before it does."""
 
     fingerprint_key: Seed
+    upload_key: PrivateKey  # opens uploads and checkpoints
+    synthesizer_public_key: PublicKey  # synthesizers are encrypted for the publisher
     private_bucket: str = "sluice-private"
     vault_bucket: str = "sluice-vault"
     # How long things are kept, in days. 0: until somebody deletes the dataset.
@@ -168,12 +206,13 @@ class TrainSettings(_WithObjects, _WithWitness):
     diagnostics: bool = False
 
 
-class PublishSettings(_WithObjects):
+class PublishSettings(_WithObjects, _WithKms):
     """Takes a synthesizer from the vault and puts a release, signed, into the public bucket."""
 
     vault_bucket: str = "sluice-vault"
     public_bucket: str = "sluice-public"
     signing_key: Seed
+    synthesizer_key: PrivateKey  # opens synthesizers
 
 
 class SweepSettings(_WithObjects, _WithWitness):

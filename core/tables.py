@@ -147,7 +147,12 @@ class Dataset(Base):
     upload_id: Mapped[str | None]
     declared_bytes: Mapped[int | None]
     size: Mapped[int | None]
-    sha256: Mapped[bytes | None]
+    sha256: Mapped[
+        bytes | None
+    ]  # of the object: of ciphertext, unless it is from before uploads were encrypted
+    content_sha256: Mapped[bytes | None]  # of the records' file, for public datasets alone
+    key_id: Mapped[str | None]  # of the key-encryption key; None: from before uploads were encrypted
+    wrapped_key: Mapped[bytes | None]  # None again once the dataset is deleted
     report: Mapped[dict[str, Any] | None]
     created_at: Mapped[datetime] = _now()
     sealed_at: Mapped[datetime | None]

@@ -77,6 +77,15 @@ put s3_identities.json "{\"identities\": [$identities], \"policies\": [$policies
 # What records are fingerprinted with. Losing it means that no known record is recognised again.
 put train_fingerprint_key "$(head -c 32 /dev/urandom | base64)"
 
+# What uploads are encrypted for: the service has the public half, train the private one. What synthesizers are
+# encrypted for: train has the public half, publish the private one. Without them, what is stored cannot be opened.
+rsa_pair() { # file of the private key, of the public one
+    openssl genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:3072 -out "$new/$1" 2>/dev/null
+    openssl pkey -in "$new/$1" -pubout -out "$new/$2"
+}
+rsa_pair train_upload_key service_upload_public_key
+rsa_pair publish_synthesizer_key train_synthesizer_public_key
+
 # What the publisher signs releases with.
 put publish_signing_key "$(head -c 32 /dev/urandom | base64)"
 

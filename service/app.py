@@ -12,6 +12,7 @@ from core.settings import ServiceSettings
 from core.stores import s3
 from core.stores.inbox import Inbox
 from core.stores.shelf import Shelf
+from privacy.envelope import WrappingKey
 from service import audit_log, auth, health, metrics, problems, requests
 from service.audit import Refusals
 from service.budget import routes as budget
@@ -61,6 +62,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.state.known_revocations = Refreshed(lambda: releases.newest_revocations(apart))
     app.state.inbox = Inbox(store, settings.private_bucket)
     app.state.shelf = Shelf(store, settings.public_bucket)
+    app.state.upload_key = WrappingKey(settings.upload_public_key)
     app.state.bells = {"train": bell("train", queue), "publish": bell("publish", queue)}
     app.state.refusals = refusals
     app.state.rates = Rates(settings.requests_per_minute)
@@ -69,8 +71,8 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.add_middleware(Bodies)
     app.add_middleware(requests.RequestIds, metrics=metrics.install(app))
     routers = (
-        health.router, datasets.router, jobs.quotes, jobs.jobs, releases.router, releases.known,
-        budget.router, people.router, teams.router, audit_log.router,
+        health.router, datasets.router, datasets.known, jobs.quotes, jobs.jobs, releases.router,
+        releases.known, budget.router, people.router, teams.router, audit_log.router,
     )  # fmt: skip
     for router in routers:
         app.include_router(router)

@@ -26,6 +26,7 @@ from service.oidc import SingleSignOn
 OPEN = {
     "/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/docs/oauth2-redirect",
     "/.well-known/sluice-keys.json", "/.well-known/sluice-revocations.json",
+    "/.well-known/sluice-upload-key.json",
     "/v1/invitations/redeem",  # the invitation itself says who may
 }  # fmt: skip
 

@@ -24,8 +24,9 @@ from core.faults import Failure, Fault
 from core.schema import ImageSchema, Schema, TableSchema
 from core.stores.private import PrivateStore
 from core.tables import Dataset
+from core.unwrap import KeyNotConfigured, Unwrapper
 from core.witness import require_level
-from worker import life
+from worker import life, opening
 from worker.claims import LEASE, MOST_ATTEMPTS, pause
 from worker.known import KeyChanged, KnownRecords
 from worker.records import Records
@@ -46,6 +47,7 @@ class Checker:
 
     engine: Engine
     private: PrivateStore
+    keys: Unwrapper
     known: KnownRecords
     key: bytes
 
@@ -80,13 +82,21 @@ class Checker:
         _log.info("dataset_checked", **said, state="rejected", fault=fault.value)
 
     def _may_begin(self, dataset_id: uuid.UUID) -> bool:
-        """While the ledger may have forgotten something, nothing is read: that is no attempt."""
+        """While the ledger may have forgotten something, or the key is not here, nothing is read: that is
+        no attempt."""
         try:
             with Session(self.engine) as session:
                 require_level(session)
+                key = session.scalar(select(Dataset.key_id).where(Dataset.id == dataset_id))
+            if key is not None:
+                self.keys.require(key)
             self.known.catch_up()
         except Problem as problem:
             _log.warning("check_postponed", dataset_id=str(dataset_id), why=problem.slug)
+            return False
+        except KeyNotConfigured as problem:
+            why = f"SLUICE_UPLOAD_KEY lacks the key {problem}"
+            _log.error("check_postponed", dataset_id=str(dataset_id), why=why)
             return False
         except KeyChanged as problem:
             _log.error("check_postponed", dataset_id=str(dataset_id), why=str(problem))
@@ -119,12 +129,18 @@ class Checker:
         return state
 
     def _read(self, dataset: Dataset) -> str | None:
-        found, report = self._fingerprints(dataset)
+        found, report, content = self._fingerprints(dataset)
         with self._alone():
             unreadable = self._remember_bindings()
             overlaps = dict.fromkeys(unreadable, 0.0) | self._overlaps(dataset.id, found)
             self.known.add(dataset.id, found.sketch())
             with Session(self.engine) as session, session.begin():
+                if dataset.public:  # a release that learned from it names it by this hash
+                    session.execute(
+                        update(Dataset)
+                        .where(Dataset.id == dataset.id, Dataset.content_sha256.is_(None))
+                        .values(content_sha256=bytes.fromhex(content))
+                    )
                 state = binding.bind(
                     session, dataset.id, overlaps=overlaps, few=found.few, report=report,
                     accounts=self.known.accounts,
@@ -132,7 +148,8 @@ class Checker:
             self._remember_bindings()
         return state
 
-    def _fingerprints(self, dataset: Dataset) -> tuple[Fingerprints, dict[str, Any]]:
+    def _fingerprints(self, dataset: Dataset) -> tuple[Fingerprints, dict[str, Any], str]:
+        """What the records are known by, the report on them, and the hash of their file."""
         schema = _SCHEMA.validate_python(dataset.schema)
         with tempfile.TemporaryDirectory(prefix="sluice-check-") as directory:
             path, work = Path(directory, "upload"), Path(directory, "records")
@@ -140,10 +157,9 @@ class Checker:
             self.private.require(dataset.object_key, dataset.size or 0)
             require_space(dataset.size or 0, directory=work)
             audit.write(self.engine, "records opened for a check", [dataset.id])
-            self.private.fetch(dataset.object_key, path)
-            sha256, size = (dataset.sha256 or b"").hex(), dataset.size or 0
-            report = convert(path, schema, work, sha256=sha256, size=size)
-            return fingerprints(Records(schema, work), self.key), asdict(report)
+            upload = opening.fetch(dataset, self.private, self.keys, path)
+            report = convert(path, schema, work, sha256=upload.sha256, size=upload.size)
+            return fingerprints(Records(schema, work), self.key), asdict(report), upload.sha256
 
     def _overlaps(self, dataset_id: uuid.UUID, found: Fingerprints) -> dict[uuid.UUID, float]:
         """Other datasets with a share of these records; not those rejected, or deleted without an account."""
@@ -169,7 +185,7 @@ class Checker:
             try:
                 if dataset.id not in self.known.datasets:
                     self.known.add(dataset.id, self._fingerprints(dataset)[0].sketch())
-            except (Failure, ClientError):
+            except (Failure, ClientError, KeyNotConfigured):
                 unreadable.append(dataset.id)
             self.known.bound(dataset.id, cast(uuid.UUID, dataset.account_id))
         return unreadable

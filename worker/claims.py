@@ -46,6 +46,7 @@ class Claim:
     fence: int
     lease: timedelta = LEASE
     began: float = field(default_factory=time.monotonic)
+    data_key: bytes | None = field(default=None, repr=False)  # of the job's dataset, once it is opened
 
     @property
     def ran_seconds(self) -> int:

@@ -39,8 +39,10 @@ from core.stores import s3
 from core.stores.bundles import Bundles
 from core.stores.public import PublicStore
 from core.tables import Approval, Dataset, Job, Release, Revocations, SigningKey
+from core.unwrap import unwrapper
 from privacy import attest
 from privacy.attest import ATTESTATION, MANIFEST, PRIVACY, SUMS, Signer
+from privacy.envelope import CannotDecrypt
 from privacy.problems import Problem as PrivacyProblem
 from worker import copies, life, workspace
 from worker.claims import LEASE, MOST_ATTEMPTS, Fenced, due_release, pause
@@ -197,7 +199,10 @@ class Publisher:
         )  # fmt: skip
         self.point("paid")
         kind = "synthesizer" if row.formats else "classifier"
-        files = self.bundles.trained(job.synthesizer_key or "", kind, most=bundle.MOST_OF_A_SYNTHESIZER)
+        try:
+            files = self.bundles.trained(job.synthesizer_key or "", kind, most=bundle.MOST_OF_A_SYNTHESIZER)
+        except CannotDecrypt:
+            raise Failure(Fault.UNFIT_SYNTHESIZER) from None
         trained = hashlib.sha256(b"".join(hashlib.sha256(files[name]).digest() for name in sorted(files)))
         if trained.digest() != job.synthesizer_sha256:
             raise Failure(Fault.UNFIT_SYNTHESIZER)
@@ -357,9 +362,10 @@ def _moment(at: datetime) -> str:
 
 def _described(source: Dataset, schema: ImageSchema) -> dict[str, Any]:
     """A public dataset that was learned from without a charge, by facts that were declared or uploaded."""
+    sha256 = source.content_sha256 or source.sha256 or b""  # the latter for one that was never encrypted
     shape = {"kind": schema.kind, "height": schema.height, "width": schema.width, "channels": schema.channels}
     return {
-        "name": source.name, "sha256": (source.sha256 or b"").hex(), "declared_public": source.public,
+        "name": source.name, "sha256": sha256.hex(), "declared_public": source.public,
         "records": source.nominal_size, "schema": shape,
     }  # fmt: skip
 
@@ -428,9 +434,10 @@ def register(app: Celery, publisher: Publisher) -> None:
 
 def make_publisher(settings: PublishSettings) -> Publisher:
     client = s3.client_for(settings)
+    keys = unwrapper(settings.synthesizer_key.get_secret_value(), settings)
     return Publisher(
         engine=connect(str(settings.database_url)),
-        bundles=Bundles(client, settings.vault_bucket),
+        bundles=Bundles(client, settings.vault_bucket, keys),
         public=PublicStore(client, settings.public_bucket),
         signer=Signer(base64.b64decode(settings.signing_key.get_secret_value())),
     )

@@ -19,7 +19,9 @@ from core.stores import s3
 from core.stores.private import PrivateStore
 from core.stores.vault import Vault
 from core.stores.witness import witness_store
+from core.unwrap import unwrapper
 from core.witness import WitnessLog
+from privacy.envelope import WrappingKey
 from worker import life, workspace
 from worker.checking import Checker
 from worker.known import KnownRecords
@@ -51,10 +53,13 @@ def register(app: Celery, trainer: Trainer, checker: Checker) -> None:
 
 def make_trainer(settings: TrainSettings) -> Trainer:
     client = s3.client_for(settings)
+    keys = unwrapper(settings.upload_key.get_secret_value(), settings)
+    publisher = WrappingKey(settings.synthesizer_public_key)
     return Trainer(
         engine=connect(str(settings.database_url)),
         private=PrivateStore(client, settings.private_bucket),
-        vault=Vault(client, settings.vault_bucket),
+        keys=keys,
+        vault=Vault(client, settings.vault_bucket, own=keys, publisher=publisher),
         witness=WitnessLog(witness_store(settings)),
         diagnostics=settings.diagnostics,
     )
@@ -63,7 +68,7 @@ def make_trainer(settings: TrainSettings) -> Trainer:
 def make_checker(settings: TrainSettings, trainer: Trainer) -> Checker:
     key = base64.b64decode(settings.fingerprint_key.get_secret_value())
     known = KnownRecords(witness_store(settings), key)
-    return Checker(engine=trainer.engine, private=trainer.private, known=known, key=key)
+    return Checker(engine=trainer.engine, private=trainer.private, keys=trainer.keys, known=known, key=key)
 
 
 def make_remover(settings: TrainSettings, trainer: Trainer) -> Remover:

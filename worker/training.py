@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,10 +32,12 @@ from core.stores.private import PrivateStore
 from core.stores.vault import Vault
 from core.stores.versions import VersionsNotDeleted
 from core.tables import Account, Dataset, Entry, Job
+from core.unwrap import Unwrapper
 from core.witness import WitnessLog, is_behind
+from privacy.envelope import CannotDecrypt
 from privacy.plans import Plan, plan_from_dict
 from privacy.problems import Problem as PrivacyProblem
-from worker import life, plot
+from worker import life, opening, plot
 from worker.claims import LEASE, MOST_ATTEMPTS, Claim, Fenced, claim
 from worker.paid import require_reserved, verified
 from worker.space import require_space
@@ -62,6 +64,7 @@ class Trainer:
 
     engine: Engine
     private: PrivateStore
+    keys: Unwrapper
     vault: Vault
     witness: WitnessLog
     diagnostics: bool = False  # whether losses and norms are kept for the job's owner
@@ -134,6 +137,9 @@ class Trainer:
         self.point("witnessed")
         self._verify_ledger(held, plan)
         self._require_uploads(job)
+        with Session(self.engine) as session:
+            dataset = session.get_one(Dataset, job.dataset_id)
+            held = replace(held, data_key=opening.data_key(dataset, self.keys))
         held.open()
         self.point("opened")
         with tempfile.TemporaryDirectory(prefix="sluice-train-") as directory:
@@ -233,23 +239,28 @@ class Trainer:
                 before = session.get_one(Job, held.job.after_id).synthesizer_key or ""
             training.take_over(load(self.vault.get_handed_on(before)))
         if held.job.checkpoint is not None:
-            training.restore(load(self.vault.get_checkpoint(held.job.id, held.job.checkpoint)))
+            training.restore(load(self._checkpoint(held, held.job.checkpoint)))
             self.point("restored")
         return training
+
+    def _checkpoint(self, held: Claim, fence: int) -> bytes:
+        try:
+            return self.vault.get_checkpoint(held.job.id, fence, key=held.data_key)
+        except CannotDecrypt:
+            raise Failure(Fault.CANNOT_DECRYPT) from None
 
     def _records(self, dataset_id: uuid.UUID, directory: Path) -> "Records":
         from worker.validate import open_records
 
-        with Session(self.engine) as session:
+        with Session(self.engine, expire_on_commit=False) as session:
             dataset = session.get_one(Dataset, dataset_id)
-            schema = _SCHEMA.validate_python(dataset.schema)
-            key, sha256, size = dataset.object_key, dataset.sha256 or b"", dataset.size or 0
+        schema = _SCHEMA.validate_python(dataset.schema)
         directory.mkdir()
         upload = directory / "upload"
         self.point("fetching")
-        self.private.fetch(key, upload)
+        held = opening.fetch(dataset, self.private, self.keys, upload)
         self.point("fetched")
-        records = open_records(upload, schema, directory, sha256=sha256.hex(), size=size)
+        records = open_records(upload, schema, directory, sha256=held.sha256, size=held.size)
         upload.unlink()
         return records
 
@@ -277,7 +288,8 @@ class Trainer:
     def _save(self, held: Claim, training: "Training", diagnostics: "Diagnostics | None") -> None:
         self.point("before checkpoint")
         held.renew()  # a worker that was stopped for longer than its lease writes nothing
-        self.vault.put_checkpoint(held.job.id, held.fence, _saved(training.checkpoint()))
+        body = _saved(training.checkpoint())
+        self.vault.put_checkpoint(held.job.id, held.fence, body, key=held.data_key)
         self._diagnose(held, diagnostics)
         self.point("after checkpoint")
         held.checkpointed()
@@ -288,7 +300,7 @@ class Trainer:
         if diagnostics is None:
             return
         files = diagnostics.files()
-        self.vault.put_diagnostics(held.job.id, held.fence, files)
+        self.vault.put_diagnostics(held.job.id, held.fence, files, key=held.data_key)
         held.diagnosed(lines=files["jsonl"].decode(), picture=files["svg"].decode())
 
 
@@ -371,5 +383,6 @@ def _fault_of(problem: Exception) -> Fault | None:
 
 _OF_JOBS = {
     Fault.DIVERGED, Fault.SCHEMA_MISMATCH, Fault.ACCOUNTING_MISMATCH, Fault.LOST, Fault.CANCELLED,
-    Fault.OUT_OF_MEMORY, Fault.LEDGER_BROKEN, Fault.EXCEEDS_DISK, Fault.TIME_LIMIT,
+    Fault.OUT_OF_MEMORY, Fault.LEDGER_BROKEN, Fault.EXCEEDS_DISK, Fault.TIME_LIMIT, Fault.CANNOT_DECRYPT,
+    Fault.KEY_DESTROYED,
 }  # fmt: skip

@@ -34,6 +34,7 @@ _CHOSEN = {
     "database_url", "queue_url", "s3_endpoint", "s3_region", "s3_ca", "s3_access_key", "s3_secret_key",
     "private_bucket", "public_bucket",
 }  # fmt: skip
+_KMS = ("KMS_ENDPOINT", "KMS_REGION", "KMS_ACCESS_KEY", "KMS_SECRET_KEY")
 # Settings of the site that `sluice up` hands to its children as they are.
 _PASSED_ON = {
     "service": tuple(name.upper() for name in ServiceSettings.model_fields if name not in _CHOSEN),
@@ -44,8 +45,16 @@ _PASSED_ON = {
         "REJECTED_UPLOAD_DAYS",
         "UNFINISHED_UPLOAD_DAYS",
         "CHECKPOINT_DAYS",
+        *_KMS,
     ),
+    "publish": _KMS,
     "sweep": ("AUDIT_DAYS",),
+}
+# Made by `sluice up` and kept in its state, unless the environment names another, as in a KMS.
+_KEYS = {
+    "service": ("UPLOAD_PUBLIC_KEY",),
+    "train": ("FINGERPRINT_KEY", "UPLOAD_KEY", "SYNTHESIZER_PUBLIC_KEY"),
+    "publish": ("SIGNING_KEY", "SYNTHESIZER_KEY"),
 }
 _MOST_STILLBORN = 5  # ends in a row before being ready: then it is no accident
 
@@ -141,13 +150,10 @@ class Stack:
                 }
         if role in ("train", "sweep") and self.witness:
             settings["WITNESS_DIR"] = str(self.witness)
-        if role == "publish":
-            settings["SIGNING_KEY"] = self.state["signing_key"]
-        elif role == "train":
-            settings["FINGERPRINT_KEY"] = self.state["fingerprint_key"]
+        settings |= {name: self.state[name.lower()] for name in _KEYS.get(role, ())}
         settings |= {
             name: os.environ[f"SLUICE_{name}"]
-            for name in _PASSED_ON.get(role, ())
+            for name in (*_PASSED_ON.get(role, ()), *_KEYS.get(role, ()))
             if f"SLUICE_{name}" in os.environ
         }
         return {f"SLUICE_{name}": value for name, value in settings.items()}

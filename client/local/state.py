@@ -11,10 +11,14 @@ import shutil
 from pathlib import Path
 from typing import IO, Any
 
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
 from client.local import ports
 from client.local.ports import port_is_free
 from client.problems import CannotRun
 from core.stores.witness import DirectoryWitness
+from privacy.envelope import MIN_RSA_BITS
 
 VERSION = 1
 ROLES = ("service", "train", "publish", "sweep")
@@ -98,6 +102,10 @@ def load(data: Path) -> dict[str, Any]:
     state.setdefault("fingerprint_key", base64.b64encode(secrets.token_bytes(32)).decode())
     # Removed, it is made anew too: releases signed with the old one stay verifiable by its public half.
     state.setdefault("signing_key", base64.b64encode(secrets.token_bytes(32)).decode())
+    # Not made anew while there is something encrypted for them: without the old ones it cannot be opened.
+    for name in ("upload_key", "synthesizer_key"):
+        if name not in state:
+            state |= dict(zip((name, name.replace("_key", "_public_key")), rsa_pair(), strict=True))
     state["site"] = site_of(state)
     if not _usable(state.get("ports", [])):
         try:
@@ -168,6 +176,14 @@ def write_private(path: Path, text: str) -> None:
 
 def _password() -> str:
     return secrets.token_urlsafe(24)
+
+
+def rsa_pair() -> tuple[str, str]:
+    """A private key and its public half, as PEM."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=MIN_RSA_BITS)
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    return private.decode(), public.decode()
 
 
 def _identity() -> dict[str, str]:

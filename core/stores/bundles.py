@@ -3,23 +3,35 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from core.unwrap import Unwrapper
+from privacy.envelope import MOST_HEAD, decrypt_wrapped, encrypted_size
+
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 _PIECE = 8 << 20
+ENCRYPTED = (
+    "encrypted/"  # ends the prefix of a synthesizer; those from before encryption lie one level higher
+)
 
 
 class Bundles:
     """A bundle lies under its digest: whoever writes there, dead or alive, writes the same bytes."""
 
-    def __init__(self, client: "S3Client", bucket: str) -> None:
-        self._client, self._bucket = client, bucket
+    def __init__(self, client: "S3Client", bucket: str, keys: Unwrapper) -> None:
+        self._client, self._bucket, self._keys = client, bucket, keys
 
     def trained(self, prefix: str, kind: str, *, most: int) -> dict[str, bytes]:
         """The two files of a "synthesizer" or "classifier", each read up to one byte more than may be."""
-        names = (f"{kind}.json", f"{kind}.safetensors")
-        bodies = {name: self._client.get_object(Bucket=self._bucket, Key=prefix + name) for name in names}
-        return {name: body["Body"].read(most + 1) for name, body in bodies.items()}
+        files = {}
+        for name in (f"{kind}.json", f"{kind}.safetensors"):
+            body = self._client.get_object(Bucket=self._bucket, Key=prefix + name)["Body"]
+            if prefix.endswith(ENCRYPTED):
+                encrypted = body.read(encrypted_size(most + 1) + MOST_HEAD)
+                files[name] = decrypt_wrapped(encrypted, prefix + name, self._keys.unwrap)
+            else:
+                files[name] = body.read(most + 1)
+        return files
 
     def put(self, release: object, digest: bytes, path: str, file: Path) -> None:
         with file.open("rb") as body:

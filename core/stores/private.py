@@ -1,6 +1,7 @@
 """The private bucket, for the train worker: it reads what was uploaded, and removes it for good."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -10,6 +11,7 @@ from botocore.exceptions import ClientError
 
 from core.faults import Failure, Fault
 from core.stores.versions import Version, delete_versions, list_versions
+from privacy.envelope import Source
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -42,11 +44,14 @@ class PrivateStore:
         if found != size:
             raise Failure(Fault.SIZE_MISMATCH)
 
+    def open(self, key: str) -> AbstractContextManager[Source]:
+        """An upload, to be read a piece at a time."""
+        return closing(self._client.get_object(Bucket=self._bucket, Key=key)["Body"])
+
     def fetch(self, key: str, path: Path) -> None:
         """Copies an upload to a local file, a piece at a time."""
-        body = self._client.get_object(Bucket=self._bucket, Key=key)["Body"]
-        with path.open("wb") as file:
-            for piece in body.iter_chunks(_PIECE):
+        with self.open(key) as body, path.open("wb") as file:
+            while piece := body.read(_PIECE):
                 file.write(piece)
 
     def versions(self, key: str = "datasets/") -> Iterator[list[Version]]:

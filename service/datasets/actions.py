@@ -1,5 +1,6 @@
 """What can be done with datasets. The budget belongs to the people in the data: the private side binds it."""
 
+import base64
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,10 +17,11 @@ from core.settings import ServiceSettings
 from core.stores.inbox import PART_BYTES, Inbox, Part, UploadGone
 from core.tables import Account, Dataset, Job, Review
 from privacy.account import capacity, default_order
+from privacy.envelope import WrappingKey
 from privacy.problems import InvalidAccount
 from service import quotas
 from service.auth import Who
-from service.datasets.schemas import DatasetView, Decision, NewDataset, PartNumbers, Seal
+from service.datasets.schemas import DatasetView, Decision, NewDataset, PartNumbers, Seal, UploadKey
 
 
 class AccountConflict(Problem):
@@ -36,6 +38,14 @@ class UploadTooLarge(Problem):
 
 class SizeNeeded(Problem):
     status, slug, title = 422, "size-needed", "The size of the upload has to be declared"
+
+
+class NotEncrypted(Problem):
+    status, slug, title = 422, "not-encrypted", "Uploads are encrypted before they are sent"
+
+
+class WrongUploadKey(Problem):
+    status, slug, title = 409, "wrong-upload-key", "The upload is encrypted for another key"
 
 
 class SharesPrivateRecords(Problem):
@@ -131,23 +141,36 @@ def register(session: Session, who: Who, body: NewDataset, caps: ServiceSettings
     return row
 
 
-def begin_upload(session: Session, who: Who, id: uuid.UUID, inbox: Inbox) -> Dataset:
-    """Begins, or finds the upload that was begun: a lost client goes on where it stopped."""
+def begin_upload(
+    session: Session, who: Who, id: uuid.UUID, inbox: Inbox, current: WrappingKey, key: UploadKey | None
+) -> Dataset:
+    """Begins, or finds the upload begun with this data key: a lost client goes on where it stopped."""
     row = find_own(session, who, id)
-    if row.state == "draft" or (row.state == "uploading" and _gone(row, inbox)):
-        upload = inbox.begin(row.object_key)
-        mine = update(Dataset).where(
-            Dataset.id == id,
-            Dataset.state == row.state,
-            Dataset.upload_id.is_not_distinct_from(row.upload_id),
+    if row.state not in ("draft", "uploading"):
+        return in_upload(row)
+    if key is None:
+        raise NotEncrypted(
+            "Send key_id and wrapped_key: docs/api.md describes the format; sluice datasets upload does it."
         )
-        begun = session.execute(
-            mine.values(state="uploading", upload_id=upload).returning(Dataset.id)
-        ).one_or_none()
-        session.commit()
-        if begun is None:  # somebody else began at the same moment
-            inbox.abandon(row.object_key, upload)
-        session.refresh(row)
+    wrapped = base64.b64decode(key.wrapped_key)
+    same = row.state == "uploading" and row.wrapped_key == wrapped and row.key_id == key.key_id
+    if same and not _gone(row, inbox):
+        return row
+    if key.key_id != current.id or len(wrapped) != current.wrapped_bytes:
+        raise WrongUploadKey("Fetch /.well-known/sluice-upload-key.json and encrypt the data key with that.")
+    before, upload = row.upload_id, inbox.begin(row.object_key)
+    mine = update(Dataset).where(
+        Dataset.id == id, Dataset.state == row.state, Dataset.upload_id.is_not_distinct_from(before)
+    )
+    values = {"state": "uploading", "upload_id": upload, "key_id": key.key_id, "wrapped_key": wrapped}
+    begun = session.execute(mine.values(**values).returning(Dataset.id)).one_or_none()
+    session.commit()
+    given_up = upload if begun is None else before  # None: somebody else began at the same moment
+    if given_up:
+        inbox.abandon(row.object_key, given_up)
+    session.refresh(row)
+    if row.wrapped_key != wrapped:
+        raise WrongState("The upload was begun with another key just now; begin again.", state=row.state)
     return in_upload(row)
 
 
@@ -209,12 +232,14 @@ def seal(
             "Delete this dataset and divide the file, or ask the operator to raise SLUICE_UPLOAD_BYTES_MAX.",
             most_bytes=settings.upload_bytes_max,
         )
+    if row.wrapped_key is None:  # begun before uploads were encrypted
+        raise NotEncrypted("Begin again: POST key_id and wrapped_key to /upload, and send all parts anew.")
     parts = _arrived(row, body.size, inbox)
     _require_parent(session, row)
     quotas.require_room(session, row, body.size, settings)
     sealed = (
         update(Dataset)
-        .where(Dataset.id == id, Dataset.state == "uploading")
+        .where(Dataset.id == id, Dataset.state == "uploading", Dataset.upload_id == row.upload_id)
         .values(state="checking", size=body.size, sha256=sha256, sealed_at=datetime.now(UTC))
     )
     if session.execute(sealed.returning(Dataset.id)).one_or_none() is None:

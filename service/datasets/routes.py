@@ -10,6 +10,7 @@ from starlette.status import HTTP_201_CREATED, HTTP_202_ACCEPTED
 from core.queue import ring
 from core.stores.inbox import PART_BYTES, SIGNED_SECONDS, Inbox
 from core.tables import Dataset
+from privacy.envelope import WrappingKey
 from service import replies
 from service.auth import Admin, Curator, CuratorOrAdmin
 from service.datasets import actions
@@ -22,6 +23,8 @@ from service.datasets.schemas import (
     SignedPart,
     SignedParts,
     Text,
+    UploadKey,
+    UploadKeyView,
     UploadView,
 )
 from service.deps import Cursor, Limit, Page, SessionDep, page
@@ -29,6 +32,7 @@ from service.replies import IdempotencyKey
 from service.routing import Route
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"], route_class=Route)
+known = APIRouter(prefix="/.well-known", tags=["datasets"])
 State = Literal["draft", "uploading", "checking", "held", "ready", "rejected", "deleted"]
 Reason = Annotated[Text | None, Query(description="Why; an admin has to say it, and the owner is shown it.")]
 
@@ -77,10 +81,23 @@ def delete(
     return actions.view(session, who, actions.delete(session, who, id, _inbox(request), reason))
 
 
+@known.get("/sluice-upload-key.json")
+async def upload_key(request: Request) -> UploadKeyView:
+    """What uploads are encrypted for: the private side has the other half of it, and this service has not."""
+    key: WrappingKey = request.app.state.upload_key
+    return UploadKeyView(id=key.id, algorithm="RSA-OAEP-256", public=key.pem)
+
+
 @router.post("/{id}/upload")
-def begin_upload(id: uuid.UUID, who: Curator, session: SessionDep, request: Request) -> UploadView:
-    """Begin an upload, or find the one begun; tells which parts have arrived."""
-    return _upload(actions.begin_upload(session, who, id, _inbox(request)), request)
+def begin_upload(
+    id: uuid.UUID, who: Curator, session: SessionDep, request: Request, body: UploadKey | None = None
+) -> UploadView:
+    """Begin an upload under a key, or find the one begun under it; tells which parts have arrived.
+
+    With another key than before the upload starts over: parts under two keys do not make one file.
+    """
+    key = request.app.state.upload_key
+    return _upload(actions.begin_upload(session, who, id, _inbox(request), key, body), request)
 
 
 @router.get("/{id}/upload")

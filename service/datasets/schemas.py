@@ -1,10 +1,11 @@
 """What is said about datasets over HTTP."""
 
+import base64
 import uuid
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from core.schema import Schema
 from core.tables import Account, Dataset, Review
@@ -75,7 +76,46 @@ class NewDataset(Body):
     )
 
 
+class UploadKey(Body):
+    """The key that the file is encrypted with, itself encrypted for the private side."""
+
+    key_id: Annotated[
+        str,
+        Field(
+            pattern="^[0-9a-f]{32}$",
+            description="`id` in /.well-known/sluice-upload-key.json.",
+            examples=["5b1c3f0e9d2a4c6f8e7b0a1d2c3e4f50"],
+        ),
+    ]
+    wrapped_key: Annotated[
+        str,
+        Field(
+            pattern="^[A-Za-z0-9+/]*={0,2}$",
+            min_length=512,
+            max_length=1368,
+            description="32 random bytes, encrypted with that key by RSA-OAEP with SHA-256; base64.",
+            examples=[base64.b64encode(bytes(384)).decode()],
+        ),
+    ]
+
+    @field_validator("wrapped_key")
+    @classmethod
+    def _base64(cls, text: str) -> str:
+        base64.b64decode(text, validate=True)  # raises a ValueError
+        return text
+
+
+class UploadKeyView(View):
+    """What uploads are encrypted for."""
+
+    id: str
+    algorithm: Literal["RSA-OAEP-256"]
+    public: str = Field(description="PEM.")
+
+
 class Seal(Body):
+    """Length and hash of what was sent: of the ciphertext, so that they tell nothing of the records."""
+
     size: Annotated[Whole, Field(ge=1, le=10**13, examples=[11_490_434])]
     sha256: Annotated[
         str,
@@ -92,7 +132,7 @@ class PartNumbers(Body):
         Field(min_length=1, max_length=100, examples=[[1, 2, 3]]),
     ]
     size: Annotated[Whole, Field(ge=1, le=10**13)] | None = Field(
-        default=None, description="Of the whole file. Needed where the team has a quota of bytes."
+        default=None, description="Of the whole encrypted file. Needed where the team has a quota of bytes."
     )
 
 

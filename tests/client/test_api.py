@@ -1,17 +1,24 @@
 """The client on the wire: refusals keep their names, lost requests are sent again, files arrive whole."""
 
+import base64
 import hashlib
 import json
 import os
+import stat
 import threading
+import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from client.api import Sluice
 from client.problems import CannotRun, Refused
+from client.trust import upload_key
 from client.upload import upload
+from privacy.envelope import OAEP, Stream, WrappingKey, encrypted_size
 
 JOB = {"id": "j", "state": "running", "progress": {"step": 1, "steps": 10}}
 
@@ -232,7 +239,7 @@ class Store:
     """An S3 of ours that does what a test tells it with each PUT: a status, or cut the line."""
 
     def __init__(self):
-        self.parts, self.headers, self.script = {}, [], []
+        self.parts, self.headers, self.script, self.wrapped_key = {}, [], [], None
         store = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -265,8 +272,15 @@ class Service:
 
     def __init__(self, store, part_bytes):
         self.store, self.part_bytes, self.signed = store, part_bytes, []
+        self.url = "https://sluice.example"
 
-    def begin_upload(self, _):
+    def upload_key(self):
+        return {"id": WRAPPING.id, "public": WRAPPING.pem}
+
+    def begin_upload(self, _, *, key_id, wrapped_key):
+        assert key_id == WRAPPING.id
+        if self.store.wrapped_key != wrapped_key:
+            self.store.wrapped_key, self.store.parts = wrapped_key, {}
         return {"part_bytes": self.part_bytes, "arrived": sorted(self.store.parts)}
 
     def sign_parts(self, _, numbers, *, size):
@@ -295,12 +309,31 @@ def file(tmp_path):
     return path
 
 
-def whole(store):
+PRIVATE = rsa.generate_private_key(65537, 3072)
+WRAPPING = WrappingKey(
+    PRIVATE.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+)
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path):
+    monkeypatch.setenv("SLUICE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def arrived(store):
+    """What the private side makes of the parts."""
+    key = PRIVATE.decrypt(base64.b64decode(store.wrapped_key), OAEP)
+    return Stream(key, "upload/d").decrypt(ciphertext(store))
+
+
+def ciphertext(store):
     return b"".join(store.parts[number] for number in sorted(store.parts))
 
 
-def sealed(path):
-    return {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+def sealed(store):
+    body = ciphertext(store)
+    return {"size": len(body), "sha256": hashlib.sha256(body).hexdigest()}
 
 
 PART = (3 << 20) // 2  # not a multiple of the block that is read
@@ -308,8 +341,8 @@ PART = (3 << 20) // 2  # not a multiple of the block that is read
 
 def test_a_file_arrives_whole_and_its_hash_is_right(store, file):
     told = []
-    assert upload(Service(store, PART), "d", file, tell=told.append) == sealed(file)
-    assert whole(store) == file.read_bytes()
+    assert upload(Service(store, PART), "d", file, tell=told.append) == sealed(store)
+    assert arrived(store) == file.read_bytes()
     assert told == sorted(told)
     assert told[-1] == file.stat().st_size
     assert all("Authorization" not in headers for headers in store.headers)
@@ -317,8 +350,8 @@ def test_a_file_arrives_whole_and_its_hash_is_right(store, file):
 
 def test_a_file_longer_than_the_site_takes_is_not_sent(store, file):
     service = Service(store, PART)
-    begun = service.begin_upload("d")
-    service.begin_upload = lambda _: begun | {"most_bytes": file.stat().st_size - 1}
+    most = encrypted_size(file.stat().st_size) - 1
+    service.begin_upload = lambda *_, **__: {"part_bytes": PART, "most_bytes": most, "arrived": []}
     with pytest.raises(CannotRun, match=r"SLUICE_UPLOAD_BYTES_MAX"):
         upload(service, "d", file)
     assert (store.parts, service.signed) == ({}, [])
@@ -329,13 +362,15 @@ def test_a_part_that_got_lost_is_sent_again_with_a_new_signature(store, file, sc
     pauses, failures = [], sum(each != 200 for each in script)
     store.script = list(script)
     service = Service(store, PART)
-    assert upload(service, "d", file, pause=pauses.append) == sealed(file)
-    assert whole(store) == file.read_bytes()
+    assert upload(service, "d", file, pause=pauses.append) == sealed(store)
+    assert arrived(store) == file.read_bytes()
     assert len(service.signed) == 4 + failures
     assert len(pauses) == failures
 
 
-def test_a_cut_upload_goes_on_with_the_parts_that_are_missing(store, file):
+def cut(store, file):
+    """An upload that is interrupted after two parts."""
+
     def stop(done):
         if done > 2 * PART:
             raise KeyboardInterrupt
@@ -343,10 +378,71 @@ def test_a_cut_upload_goes_on_with_the_parts_that_are_missing(store, file):
     with pytest.raises(KeyboardInterrupt):
         upload(Service(store, PART), "d", file, tell=stop)
     assert sorted(store.parts) == [1, 2]
+
+
+def test_what_is_sent_tells_nothing_of_the_file(store, tmp_path):
+    """The same lines over and over: none of it arrives, and no two uploads are alike."""
+    file = tmp_path / "records.csv"
+    file.write_bytes(b"name,diagnosis\nCANARY-Jane,CANARY-flu\n" * 100_000)
+    seals = []
+    for _ in range(2):
+        store.parts = {}
+        seals.append(upload(Service(store, PART), "d", file))
+        assert arrived(store) == file.read_bytes()
+        assert b"CANARY" not in ciphertext(store)
+        assert len(zlib.compress(ciphertext(store))) > file.stat().st_size
+    assert seals[0]["sha256"] != seals[1]["sha256"]
+    assert hashlib.sha256(file.read_bytes()).hexdigest() not in str(seals)
+
+
+def test_the_data_key_is_kept_for_its_owner_until_the_upload_is_sealed(store, file, home):
+    cut(store, file)
+    [kept] = (home / "uploads").iterdir()
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    upload(Service(store, PART), "d", file)
+    assert list((home / "uploads").iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_text("{}")])
+def test_an_upload_whose_key_is_lost_starts_over_with_a_new_one(store, file, home, damage):
+    cut(store, file)
+    [kept] = (home / "uploads").iterdir()
+    damage(kept)
     again = Service(store, PART)
-    assert upload(again, "d", file) == sealed(file)
+    assert upload(again, "d", file) == sealed(store)
+    assert again.signed == [1, 2, 3, 4]
+    assert arrived(store) == file.read_bytes()
+
+
+def test_a_changed_key_of_the_service_is_not_used_before_the_next_login(store, file, monkeypatch):
+    upload(Service(store, PART), "d", file)
+    other = rsa.generate_private_key(65537, 3072).public_key()
+    changed = WrappingKey(other.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode())
+    monkeypatch.setitem(globals(), "WRAPPING", changed)
+    store.parts = {}
+    with pytest.raises(CannotRun, match=rf"another key .*{changed.id}.* sluice login"):
+        upload(Service(store, PART), "d", file)
+    assert store.parts == {}
+    upload_key(Service(store, PART), again=True)
+    upload(Service(store, PART), "d", file)
+
+
+def test_a_service_without_a_proper_key_gets_nothing(store, file, monkeypatch):
+    short = rsa.generate_private_key(65537, 2048).public_key()
+    pem = short.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+    for answer in ({"public": pem}, {"public": "x"}, {"public": 1}, {}):
+        monkeypatch.setattr(Service, "upload_key", lambda _, answer=answer: answer)
+        with pytest.raises(CannotRun, match="no key to encrypt uploads for"):
+            upload(Service(store, PART), "d", file)
+    assert store.parts == {}
+
+
+def test_a_cut_upload_goes_on_with_the_parts_that_are_missing(store, file):
+    cut(store, file)
+    again = Service(store, PART)
+    assert upload(again, "d", file) == sealed(store)
     assert again.signed == [3, 4]
-    assert whole(store) == file.read_bytes()
+    assert arrived(store) == file.read_bytes()
 
 
 @pytest.mark.parametrize(("script", "attempts"), [([404], 1), ([500] * 9, 6), (["cut"] * 9, 6)])
@@ -378,7 +474,8 @@ def test_a_file_that_shrinks_meanwhile_is_not_sealed(store, file):
 
 
 def test_another_file_cannot_go_on_where_one_stopped(store, file):
-    store.parts = dict.fromkeys(range(1, 9), b"")
+    cut(store, file)
+    os.truncate(file, PART - 1000)
     with pytest.raises(CannotRun, match="shorter than what arrived"):
         upload(Service(store, PART), "d", file)
 

@@ -22,6 +22,8 @@ BREACHES = [
     ("cannot read records", "worker/publish.py", "import core.stores.private"),
     ("cannot read records", "worker/sweep.py", "import worker.records"),
     ("cannot read records", "service/health.py", "import core.stores.vault"),
+    ("cannot read records", "worker/publish.py", "import worker.opening"),
+    ("have private keys", "service/health.py", "import core.unwrap"),
     ("writes to the inbox", "worker/train.py", "import core.stores.inbox"),
     ("free of torch", "service/health.py", "import torch"),
     ("free of torch", "core/errors.py", "def late():\n    import torch"),

@@ -2,6 +2,7 @@
 
 import pytest
 
+from client.local.state import rsa_pair
 from core.settings import (
     MigrateSettings,
     PublishSettings,
@@ -12,6 +13,7 @@ from core.settings import (
     load,
 )
 
+PRIVATE, PUBLIC = rsa_pair()
 COMPLETE = {
     "SLUICE_DATABASE_URL": "postgresql://someone:f3Kq9zlonGenough@db:5432/sluice",
     "SLUICE_QUEUE_URL": "redis://someone:f3Kq9zlonGenough@queue:6379/0",
@@ -20,6 +22,10 @@ COMPLETE = {
     "SLUICE_S3_SECRET_KEY": "f3Kq9zlonGenoughToo",
     "SLUICE_SIGNING_KEY": "c29tZXRoaW5nIHRoYXQgaGFzIDMyIGJ5dGVzIGluIGE=",
     "SLUICE_FINGERPRINT_KEY": "YW5vdGhlciAzMiBieXRlcyBvZiBub3RoaW5nIG11Y2g=",
+    "SLUICE_UPLOAD_KEY": PRIVATE,
+    "SLUICE_UPLOAD_PUBLIC_KEY": PUBLIC,
+    "SLUICE_SYNTHESIZER_KEY": PRIVATE,
+    "SLUICE_SYNTHESIZER_PUBLIC_KEY": PUBLIC,
     "SLUICE_SERVICE_PASSWORD": "f3Kq9zlonGenough1",
     "SLUICE_TRAIN_PASSWORD": "f3Kq9zlonGenough2",
     "SLUICE_PUBLISH_PASSWORD": "f3Kq9zlonGenough3",
@@ -69,7 +75,7 @@ def test_an_empty_secret_counts_as_missing(kind, field, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "placeholder", ["changeme", "change-me-now", "<secret>", "password", "xxxx", "your-key"]
 )
-@pytest.mark.parametrize(("kind", "field"), CASES)
+@pytest.mark.parametrize(("kind", "field"), [case for case in CASES if "public" not in case[1]])
 def test_a_placeholder_is_refused_by_name_and_not_quoted(kind, field, placeholder, monkeypatch):
     if field.endswith("_url"):
         scheme, rest = COMPLETE[f"SLUICE_{field.upper()}"].split("://")
@@ -118,6 +124,13 @@ def test_no_role_has_a_field_of_another():
     assert buckets[PublishSettings] == {"vault_bucket", "public_bucket"}
     assert buckets[SweepSettings] == {"witness_bucket"}
     assert buckets[MigrateSettings] == set()
+    private = {
+        kind: {f for f in kind.model_fields if f in ("upload_key", "synthesizer_key")} for kind in ROLES
+    }
+    assert {kind: keys for kind, keys in private.items() if keys} == {
+        TrainSettings: {"upload_key"},
+        PublishSettings: {"synthesizer_key"},
+    }
     passwords = {kind for kind in ROLES if any(f.endswith("_password") for f in kind.model_fields)}
     assert passwords == {MigrateSettings}
 
@@ -138,3 +151,22 @@ def test_a_directory_of_secrets_that_is_not_there_is_named(monkeypatch, tmp_path
 @pytest.mark.parametrize("kind", [ServiceSettings, TrainSettings, PublishSettings, SweepSettings])
 def test_printing_settings_shows_no_secret_key(kind):
     assert "f3Kq9zlonGenoughToo" not in repr(load(kind))
+
+
+def test_keys_that_do_not_fit_are_refused(monkeypatch):
+    for value in ("no key", PRIVATE):
+        monkeypatch.setenv("SLUICE_UPLOAD_PUBLIC_KEY", value)
+        with pytest.raises(SettingsProblem, match="SLUICE_UPLOAD_PUBLIC_KEY is not an RSA public key"):
+            load(ServiceSettings)
+    monkeypatch.setenv("SLUICE_UPLOAD_KEY", PUBLIC)
+    with pytest.raises(SettingsProblem, match="SLUICE_UPLOAD_KEY is neither an RSA private key"):
+        load(TrainSettings)
+
+
+def test_a_key_in_a_kms_needs_an_identity_for_it(monkeypatch):
+    monkeypatch.setenv("SLUICE_UPLOAD_KEY", "kms:alias/sluice-uploads")
+    with pytest.raises(SettingsProblem, match="set SLUICE_KMS_ACCESS_KEY and SLUICE_KMS_SECRET_KEY"):
+        load(TrainSettings)
+    monkeypatch.setenv("SLUICE_KMS_ACCESS_KEY", "AK0123456789")
+    monkeypatch.setenv("SLUICE_KMS_SECRET_KEY", "f3Kq9zlonGenoughToo")
+    assert "f3Kq9zlonGenoughToo" not in repr(load(TrainSettings))

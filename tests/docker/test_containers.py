@@ -174,8 +174,9 @@ def test_container_is_given_its_role_s_settings_and_no_other_s(name, made, tmp_p
     environment = {key: value for key, value in environment.items() if value is not None}  # passed on if set
     given = {key.lower() for key in service["environment"] if key != "SLUICE_SECRETS_DIR"} | set(files)
     assert given <= fields
-    # A directory needs a mount, so docs/deploy.md says how to set it; everything else can be set in .env.
-    assert fields - given <= {"sluice_witness_dir"}
+    # A directory needs a mount and a KMS further secrets; docs/deploy.md and docs/operations.md say how they
+    # are added. Everything else can be set in .env.
+    assert fields - given <= {"sluice_witness_dir", "sluice_kms_access_key", "sluice_kms_secret_key"}
     assert required <= set(files), "what has no default is a secret here"
 
     for target, source in files.items():

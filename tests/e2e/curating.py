@@ -5,6 +5,7 @@ import time
 
 import httpx
 
+from tests.encrypting import encrypted
 from tests.worker.conftest import SCHEMA, upload
 
 
@@ -49,7 +50,8 @@ class Site:
         budget = {"epsilon": 1000, "delta": 1e-5, "order": 4}
         declared = {"name": "two", "schema": SCHEMA, "nominal_size": 200, "budget": budget}
         id = self.ask("POST", "/v1/datasets", json=declared)["id"]
-        self.ask("POST", f"/v1/datasets/{id}/upload")
+        begin, body = encrypted(self.ask("GET", "/.well-known/sluice-upload-key.json"), id, body)
+        self.ask("POST", f"/v1/datasets/{id}/upload", json=begin)
         [part] = self.ask("POST", f"/v1/datasets/{id}/upload/urls", json={"numbers": [1]})["parts"]
         assert httpx.put(part["url"], content=body).status_code == 200
         sealed = {"size": len(body), "sha256": hashlib.sha256(body).hexdigest()}

@@ -15,6 +15,7 @@ import pytest
 
 from client.api import Sluice
 from tests.e2e.driving import SLUICE, plain_environment
+from tests.encrypting import encrypted
 from tests.worker.conftest import GSWGAN, SCHEMA, npz, upload
 from tests.worker.test_checking import arrays, members_swapped, zipped_anew
 
@@ -140,10 +141,12 @@ def claim(stand, who, content):
         budget = {"epsilon": 1, "delta": 1e-6}
         body = {"name": "claim", "schema": SCHEMA, "nominal_size": 200, "budget": budget}
         id = http.post("/v1/datasets", json=body).json()["id"]
-        http.post(f"/v1/datasets/{id}/upload")
+        public = http.get("/.well-known/sluice-upload-key.json").json()
+        begin, body = encrypted(public, id, os.urandom(50))
+        http.post(f"/v1/datasets/{id}/upload", json=begin)
         [part] = http.post(f"/v1/datasets/{id}/upload/urls", json={"numbers": [1]}).json()["parts"]
-        httpx.put(part["url"], content=os.urandom(50))
-        sealed = {"size": 50, "sha256": hashlib.sha256(content).hexdigest()}
+        httpx.put(part["url"], content=body)
+        sealed = {"size": len(body), "sha256": hashlib.sha256(content).hexdigest()}
         told = http.post(f"/v1/datasets/{id}/seal", json=sealed).json()
         until(lambda: http.get(f"/v1/datasets/{id}").json()["state"] == "rejected")
         after = http.get(f"/v1/datasets/{id}").json()

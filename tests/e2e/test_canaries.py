@@ -1,4 +1,7 @@
-"""Secrets planted in records, labels, names of files and of columns come out nowhere, whatever happens."""
+"""Secrets planted in records, labels, names of files and of columns come out nowhere, whatever happens.
+
+Nowhere includes the disk of the store.
+"""
 
 import base64
 import hashlib
@@ -14,6 +17,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from core.stores import s3
 from tests.e2e.test_up import state_of
+from tests.encrypting import encrypted
 from tests.worker import hostile
 
 KINDS_OF_FAILURE = 20
@@ -69,6 +73,12 @@ class Everything:
             if zipfile.is_zipfile(io.BytesIO(body)):
                 with zipfile.ZipFile(io.BytesIO(body)) as inner:
                     places["public bucket"] += [inner.read(name) + name.encode() for name in inner.namelist()]
+        # What a thief of the disk has: every object, and the files that the store keeps them in.
+        for bucket in ("sluice-private", "sluice-vault"):
+            for each in admin.list_objects_v2(Bucket=bucket)["Contents"]:
+                body = admin.get_object(Bucket=bucket, Key=each["Key"])["Body"].read()
+                places.setdefault(bucket, []).append(body)
+        places["the store's disk"] = [p.read_bytes() for p in (site.up.data / "s3").rglob("*") if p.is_file()]
         admin.close()
         assert all(places.values()), {name: len(found) for name, found in places.items()}
         forms = {form for text in planted for form in ways_to_write(text)}
@@ -90,7 +100,8 @@ def send(site, schema, body, *, sealed_as=None):
         "budget": {"epsilon": 100, "delta": 1e-5, "order": 4},
     }  # fmt: skip
     id = site.ask("POST", "/v1/datasets", json=declared)["id"]
-    site.ask("POST", f"/v1/datasets/{id}/upload")
+    begin, body = encrypted(site.ask("GET", "/.well-known/sluice-upload-key.json"), id, body)
+    site.ask("POST", f"/v1/datasets/{id}/upload", json=begin)
     [part] = site.ask("POST", f"/v1/datasets/{id}/upload/urls", json={"numbers": [1]})["parts"]
     assert httpx.put(part["url"], content=body).status_code == 200
     sha256 = hashlib.sha256(sealed_as or body).hexdigest()

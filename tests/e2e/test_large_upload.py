@@ -5,12 +5,15 @@ import json
 import subprocess
 import threading
 import time
+from contextlib import closing
 
 import psutil
 import pytest
 from sqlalchemy import text
 
 from core.stores import s3
+from core.unwrap import FileKeys
+from privacy.envelope import Stream, encrypted_size, upload_context
 from tests.e2e.driving import SLUICE, plain_environment
 from tests.e2e.serving import Site, api_processes
 
@@ -43,11 +46,10 @@ def peak(pid):
             return 0
 
 
-def sha256_of(path):
+def sha256_of(blocks):
     digest = hashlib.sha256()
-    with path.open("rb") as content:
-        while block := content.read(1 << 20):
-            digest.update(block)
+    for block in blocks:
+        digest.update(block)
     return digest.digest()
 
 
@@ -84,13 +86,23 @@ def test_memory_stays_small_on_both_sides(servers, database, tmp_path, file, siz
         record_property(name, value)
     store = s3.client(endpoint=servers.s3_endpoint, region="us-east-1", **servers.s3_identities["admin"])
     with site.engine.connect() as connection:
-        query = text("SELECT id::text, state, size, sha256, object_key FROM datasets")
+        query = text("SELECT id::text, state, size, sha256, object_key, key_id, wrapped_key FROM datasets")
         row = connection.execute(query).one()
     site.engine.dispose()
     try:
         assert (row.id, row.state) == (json.loads(out)["id"], "checking")
-        assert (row.size, bytes(row.sha256)) == (size, sha256_of(path))
-        assert store.head_object(Bucket="sluice-private", Key=row.object_key)["ContentLength"] == size
+        stored = {"Bucket": "sluice-private", "Key": row.object_key}
+        with closing(store.get_object(**stored)["Body"]) as body:
+            assert (row.size, bytes(row.sha256)) == (
+                encrypted_size(size),
+                sha256_of(body.iter_chunks(1 << 20)),
+            )
+        data_key = FileKeys(servers.environments["train"]["SLUICE_UPLOAD_KEY"]).unwrap(
+            bytes(row.wrapped_key), row.key_id
+        )
+        with closing(store.get_object(**stored)["Body"]) as body, path.open("rb") as file:
+            sent = sha256_of(iter(lambda: file.read(1 << 20), b""))
+            assert sha256_of(Stream(data_key, upload_context(row.id)).decrypted(body)) == sent
     finally:
         store.delete_object(Bucket="sluice-private", Key=row.object_key)
     assert 10 << 20 < of_client < LIMIT

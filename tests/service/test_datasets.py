@@ -1,5 +1,6 @@
 """Datasets: declared, uploaded straight to the store, sealed, and never given a second budget."""
 
+import base64
 import hashlib
 import os
 import uuid
@@ -13,6 +14,8 @@ import pytest
 
 from core.stores import s3
 from core.stores.inbox import UploadGone
+from core.unwrap import FileKeys
+from privacy.envelope import WrappingKey
 from tests.service.house import BUDGET, IMAGES, House
 
 if TYPE_CHECKING:
@@ -46,7 +49,7 @@ def test_from_declared_to_ready(house):
     assert dataset["budget"] == BUDGET | {"order": 4}  # the order with most room at (10, 1e-6)
     id = dataset["id"]
 
-    begun = curator.post(f"/v1/datasets/{id}/upload").json()
+    begun = house.begin(curator, id).json()
     assert begun == {"part_bytes": 64 << 20, "most_bytes": 256 << 30, "arrived": []}
     signed = curator.post(f"/v1/datasets/{id}/upload/urls", json={"numbers": [1, 2]}).json()
     assert signed["expires_in"] == 900
@@ -58,7 +61,7 @@ def test_from_declared_to_ready(house):
     assert curator.get(f"/v1/datasets/{id}/upload").json()["arrived"] == [1]
     short = house.seal(curator, id, content)
     assert (short.status_code, short.json()["slug"], short.json()["arrived"]) == (409, "size-mismatch", PART)
-    assert curator.post(f"/v1/datasets/{id}/upload").json()["arrived"] == [1]
+    assert house.begin(curator, id).json()["arrived"] == [1]
     assert httpx.put(second, content=content[PART:]).status_code == 200
     assert curator.get(f"/v1/datasets/{id}/upload").json()["arrived"] == [1, 2]
 
@@ -151,6 +154,7 @@ def test_a_curator_cannot_tell_others_datasets_from_none(house):
         house.curator2.get(f"/v1/datasets/{id}"),
         house.curator2.delete(f"/v1/datasets/{id}"),
         house.curator2.post(f"/v1/datasets/{id}/upload"),
+        house.begin(house.curator2, id),
         house.curator2.get(f"/v1/datasets/{id}/budget"),
         house.seal(house.curator2, id, b"x"),
     ):
@@ -353,7 +357,7 @@ def test_a_lost_store_is_named_and_leaves_the_dataset_as_it_was(house, monkeypat
         endpoint="http://127.0.0.1:9", region="us-east-1", access_key="a", secret_key="b", attempts=1
     )
     monkeypatch.setattr(house.app.state.inbox, "_client", far)
-    answer = house.curator.post(f"/v1/datasets/{id}/upload")
+    answer = house.begin(house.curator, id)
     assert (answer.status_code, answer.json()["slug"], answer.headers["retry-after"]) == (
         503,
         "not-ready",
@@ -361,7 +365,7 @@ def test_a_lost_store_is_named_and_leaves_the_dataset_as_it_was(house, monkeypat
     )
     monkeypatch.undo()
     assert house.curator.get(f"/v1/datasets/{id}").json()["state"] == "draft"
-    assert house.curator.post(f"/v1/datasets/{id}/upload").status_code == 200
+    assert house.begin(house.curator, id).status_code == 200
 
 
 def test_pages_over_ties_show_every_dataset_once(house):
@@ -384,3 +388,95 @@ def test_pages_over_ties_show_every_dataset_once(house):
     for bad in ("x", "AAAA", "MjAyNi0wMS0wMSB4", "é", "a" * 200):
         answer = who.get("/v1/datasets", params={"cursor": bad})
         assert (answer.status_code, answer.json()["slug"]) == (422, "invalid-request")
+
+
+# -- encryption
+
+
+def test_uploads_are_encrypted_for_a_key_that_the_service_does_not_have(house):
+    told = house.anonymous.get("/.well-known/sluice-upload-key.json").json()
+    assert (told["id"], told["algorithm"]) == (house.app.state.upload_key.id, "RSA-OAEP-256")
+    assert WrappingKey(told["public"]).id == told["id"]
+    environment = house.servers.environments
+    assert FileKeys(environment["train"]["SLUICE_UPLOAD_KEY"]).public.id == told["id"]
+    given = [name for name, value in environment["service"].items() if "PRIVATE KEY" in value]
+    assert given == []
+
+
+def test_an_upload_that_is_not_encrypted_is_refused_with_a_way_out(house):
+    id = house.register(house.curator)["id"]
+    plain = house.curator.post(f"/v1/datasets/{id}/upload")
+    assert (plain.status_code, plain.json()["slug"]) == (422, "not-encrypted")
+    assert "docs/api.md" in plain.json()["detail"]
+    assert house.curator.get(f"/v1/datasets/{id}").json()["state"] == "draft"
+    # Begun by a client from before uploads were encrypted.
+    house.upload(house.curator, id, b"plain")
+    house.sql("UPDATE datasets SET key_id = NULL, wrapped_key = NULL WHERE id = %s", id)
+    sealed = house.seal(house.curator, id, b"plain")
+    assert (sealed.status_code, sealed.json()["slug"]) == (422, "not-encrypted")
+    with pytest.raises(psycopg.errors.RestrictViolation, match="sealed with its key"):
+        house.sql(
+            "UPDATE datasets SET state = 'checking', size = 5, sha256 = %s, sealed_at = now() WHERE id = %s",
+            bytes(32), id, role="service",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "slug"),
+    [
+        ({"key_id": "0" * 32}, 409, "wrong-upload-key"),
+        ({"wrapped_key": base64.b64encode(bytes(512)).decode()}, 409, "wrong-upload-key"),
+        ({"wrapped_key": base64.b64encode(bytes(256)).decode()}, 422, "invalid-request"),
+        ({"wrapped_key": "!" * 512}, 422, "invalid-request"),
+        ({"wrapped_key": "A" * 513}, 422, "invalid-request"),
+        ({"key_id": "x"}, 422, "invalid-request"),
+        ({"key": "more"}, 422, "invalid-request"),
+    ],
+)
+def test_a_key_that_is_none_is_refused(house, changed, status, slug):
+    id = house.register(house.curator)["id"]
+    good = {
+        "key_id": house.app.state.upload_key.id,
+        "wrapped_key": base64.b64encode(bytes(384)).decode(),
+    }
+    answer = house.curator.post(f"/v1/datasets/{id}/upload", json=good | changed)
+    assert (answer.status_code, answer.json()["slug"]) == (status, slug)
+
+
+def test_parts_under_two_keys_do_not_make_one_file(house):
+    """A client that lost its key begins with another: the parts from before are given up."""
+    id = house.register(house.curator)["id"]
+    house.upload(house.curator, id, b"x" * PART)
+    assert house.begin(house.curator, id).json()["arrived"] == [1]
+    [(key, before)] = house.sql("SELECT object_key, upload_id FROM datasets WHERE id = %s", id)
+    other = os.urandom(384)
+    assert house.begin(house.curator, id, other).json()["arrived"] == []
+    assert house.sql("SELECT wrapped_key FROM datasets WHERE id = %s", id) == [(other,)]
+    with pytest.raises(UploadGone):
+        house.app.state.inbox.parts(key, before)
+
+
+def test_deleting_a_dataset_destroys_its_key(house):
+    for state in ("uploading", "checking", "ready"):
+        if state == "uploading":
+            id = house.register(house.curator)["id"]
+            house.upload(house.curator, id, b"x")
+        else:
+            id = (house.sealed if state == "checking" else house.ready)(house.curator)["id"]
+        assert house.sql("SELECT state, wrapped_key FROM datasets WHERE id = %s", id) == [(state, bytes(384))]
+        assert house.curator.delete(f"/v1/datasets/{id}").status_code == 202
+        [(key, wrapped)] = house.sql("SELECT key_id, wrapped_key FROM datasets WHERE id = %s", id)
+        assert wrapped is None
+        assert key == house.app.state.upload_key.id  # this tells it from one that was never encrypted
+
+
+def test_a_key_goes_with_the_state_whoever_deletes_and_is_otherwise_fixed(house):
+    id = house.ready(house.curator)["id"]
+    for change in ("wrapped_key = NULL", f"wrapped_key = '\\x{'01' * 384}'", "key_id = 'x'"):
+        with pytest.raises(psycopg.errors.RestrictViolation):
+            house.sql(f"UPDATE datasets SET {change} WHERE id = %s", id, role="service")
+    for role in ("train", "publish", "sweep"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            house.sql("UPDATE datasets SET wrapped_key = NULL WHERE id = %s", id, role=role)
+    house.sql("UPDATE datasets SET state = 'deleted' WHERE id = %s", id, role="service")
+    assert house.sql("SELECT wrapped_key FROM datasets WHERE id = %s", id) == [(None,)]

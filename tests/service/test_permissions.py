@@ -1,5 +1,6 @@
 """Who may do what: every role at every route, as the document lists them; a route not in the table fails."""
 
+import base64
 import hashlib
 import os
 import uuid
@@ -60,6 +61,7 @@ TABLE: dict[str, tuple[int, int, int, int]] = {
     "POST /v1/releases/{id}/downloads": (404, 404, 200, 200),
     "GET /.well-known/sluice-keys.json": (200, 200, 200, 200),
     "GET /.well-known/sluice-revocations.json": (200, 200, 200, 200),
+    "GET /.well-known/sluice-upload-key.json": (200, 200, 200, 200),
     "GET /v1/admin/ledger": (403, 403, 200, 403),
     "GET /v1/admin/ledger/{account}": (403, 403, 200, 403),
     "GET /v1/admin/ledger/{account}/recompute": (403, 403, 200, 403),
@@ -119,7 +121,8 @@ MATES: dict[str, int] = {
 }
 OPEN_ROUTES = {
     "GET /healthz", "GET /readyz", "GET /metrics", "GET /.well-known/sluice-keys.json",
-    "GET /.well-known/sluice-revocations.json", "POST /v1/invitations/redeem",
+    "GET /.well-known/sluice-revocations.json", "GET /.well-known/sluice-upload-key.json",
+    "POST /v1/invitations/redeem",
 }  # fmt: skip
 # A route whose parameters cannot be told from the table's name alone gets them here.
 UPLOADING = {"/v1/datasets/{id}/upload", "/v1/datasets/{id}/upload/urls", "/v1/datasets/{id}/seal"}
@@ -197,6 +200,9 @@ def concrete(house: House, verb: str, path: str, ready: dict) -> tuple[str, dict
             body = {"size": 8, "sha256": hashlib.sha256(content).hexdigest()}
         elif path.endswith("/urls"):
             body = {"numbers": [1]}
+        elif (path, verb) == ("/v1/datasets/{id}/upload", "POST"):
+            key = base64.b64encode(bytes(384)).decode()
+            body = {"key_id": house.app.state.upload_key.id, "wrapped_key": key}
     elif path.endswith("/datasets/{id}/review"):
         given["id"] = house.sealed(curator)["id"]
         house.checked(given["id"], few=True)

@@ -25,13 +25,17 @@ from core.database import connect
 from core.ledger import Move
 from core.settings import SweepSettings, TrainSettings
 from core.stores import s3
+from core.stores.vault import Vault
 from core.stores.witness import witness_store
 from core.tables import Account, Dataset, Entry, Job, Person, Review
+from core.unwrap import FileKeys
 from core.witness import WitnessLog
 from privacy.balance import GENESIS, Balance, digest
+from privacy.envelope import Stream, decrypt_wrapped, new_key, upload_context
 from privacy.plans import Target, plan_from_dict
 from privacy.relation import Relation
 from worker import sweep
+from worker.opening import data_key
 
 SCHEMA = {"kind": "image", "height": 8, "width": 8, "channels": 1, "classes": ["dark", "light"]}
 DPGAN = {"kind": "dpgan", "sampling_prob": 0.05, "expected_batch": 10}
@@ -78,6 +82,7 @@ class Place:
             for role in ("service", "train", "sweep")
         } | {"owner": connect(stack.owner_url)}
         self.train_settings = _settings(TrainSettings, stack.environment("train"))
+        self.keys = FileKeys(stack.state["upload_key"])
         self.witness = WitnessLog(witness_store(_settings(SweepSettings, stack.environment("sweep"))))
         self.admin = s3.client(endpoint=stack.s3_endpoint, region="us-east-1", **stack.state["s3"]["admin"])
         self.person, self.officer = uuid.uuid4(), uuid.uuid4()
@@ -100,10 +105,9 @@ class Place:
         schema=SCHEMA,
         public=False,
         account=None,
+        encrypted=True,
     ):
-        body = upload() if body is None else body
-        key = f"datasets/{uuid.uuid4().hex}"
-        self.admin.put_object(Bucket="sluice-private", Key=key, Body=body)
+        stored = self.stored(upload() if body is None else body, encrypted=encrypted)
         with Session(self.engines["owner"], expire_on_commit=False) as session, session.begin():
             opened = {"relation": relation, "epsilon": epsilon, "delta": delta, "order": 4}
             account = (
@@ -112,10 +116,9 @@ class Place:
                 else ledger.open_account(session, **opened, move=Move(actor="carla", reason="test"))
             )
             dataset = Dataset(
-                id=uuid.uuid4(), owner_id=self.person, name="test", schema=schema, nominal_size=200,
+                **stored, owner_id=self.person, name="test", schema=schema, nominal_size=200,
                 relation=relation, epsilon=epsilon, delta=delta, order=4, account_id=account.id,
-                state=state, public=public, object_key=key, size=len(body),
-                sha256=hashlib.sha256(body).digest(), sealed_at=account.created_at,
+                state=state, public=public, sealed_at=account.created_at,
             )  # fmt: skip
             session.add(dataset)
             if public:  # as somebody else confirmed it
@@ -125,18 +128,29 @@ class Place:
                 session.add(Review(dataset_id=dataset.id, **review))
         return dataset
 
-    def sealed(self, body=None, *, schema=SCHEMA, owner=None, epsilon=4.0, relation="add_remove", **more):
-        """An upload that waits for its check: no account yet."""
-        body = upload() if body is None else body
-        key = f"datasets/{uuid.uuid4().hex}"
+    def stored(self, body, *, encrypted=True):
+        """An upload in the private bucket, and what its row says of it; without a key as from before."""
+        id, key, secret = uuid.uuid4(), f"datasets/{uuid.uuid4().hex}", new_key()
+        more = {}
+        if encrypted:
+            body = Stream(secret, upload_context(id)).encrypt(body)
+            more = {"key_id": self.keys.public.id, "wrapped_key": self.keys.public.wrap(secret)}
         self.admin.put_object(Bucket="sluice-private", Key=key, Body=body)
-        values = {
+        digest = hashlib.sha256(body).digest()
+        return {"id": id, "object_key": key, "size": len(body), "sha256": digest, **more}
+
+    def sealed(
+        self, body=None, *, schema=SCHEMA, owner=None, epsilon=4.0, relation="add_remove", encrypted=True,
+        **more,
+    ):  # fmt: skip
+        """An upload that waits for its check: no account yet."""
+        stored = self.stored(upload() if body is None else body, encrypted=encrypted)
+        values = stored | {
             "name": "test", "schema": schema, "nominal_size": 200, "relation": relation, "epsilon": epsilon,
-            "delta": 1e-5, "order": 4, "state": "checking", "object_key": key, "size": len(body),
-            "sha256": hashlib.sha256(body).digest(), "sealed_at": datetime.now(UTC),
+            "delta": 1e-5, "order": 4, "state": "checking", "sealed_at": datetime.now(UTC),
         } | more  # fmt: skip
         with Session(self.engines["owner"], expire_on_commit=False) as session, session.begin():
-            dataset = Dataset(id=uuid.uuid4(), owner_id=owner or self.person, **values)
+            dataset = Dataset(owner_id=owner or self.person, **values)
             session.add(dataset)
         return dataset
 
@@ -239,13 +253,29 @@ class Place:
         now = seen | {"moves": len(rows), "head": head.hex(), "spent": spent, "capacity": balance.capacity}
         assert self.witness.append(self.witness.accounts | {str(account): now})
 
-    def change(self, statement, *values):
+    def change(self, statement, *values, guards=True):
         with psycopg.connect(self.stack.owner_url, autocommit=True) as connection:
+            if not guards:
+                connection.execute("SET session_replication_role = replica")
             connection.execute(statement, values)
 
     def vault_keys(self, prefix):
         found = self.admin.list_objects_v2(Bucket="sluice-vault", Prefix=prefix).get("Contents", [])
         return {entry["Key"]: entry["Size"] for entry in found}
+
+    def vault(self, client=None, bucket="sluice-vault"):
+        publisher = FileKeys(self.stack.state["synthesizer_key"]).public
+        return Vault(client or self.admin, bucket, own=self.keys, publisher=publisher)
+
+    def vault_object(self, key):
+        """What an object of the vault says to those for whom it is encrypted."""
+        body = self.admin.get_object(Bucket="sluice-vault", Key=key)["Body"].read()
+        kind, job = key.split("/")[:2]
+        if kind != "synthesizers":
+            dataset = self.see(Dataset(id=self.look(uuid.UUID(job)).dataset_id))
+            return Stream(data_key(dataset, self.keys), key).decrypt(body)
+        publisher = FileKeys(self.stack.state["synthesizer_key"])
+        return decrypt_wrapped(body, key, (self.keys if "handed-on" in key else publisher).unwrap)
 
     def vault_versions(self, prefix):
         """Keys of every version and delete marker, each as often as there are."""

@@ -1,5 +1,6 @@
 """Checking an upload binds it to the account of its people: by its records, whatever file they come in."""
 
+import hashlib
 import io
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -8,18 +9,22 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import numpy as np
+import psycopg
 import pytest
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
+from core.faults import Failure
 from core.stores.private import PrivateStore
 from core.stores.witness import DirectoryWitness
 from core.tables import Account, Dataset, Person, Review
+from core.unwrap import FileKeys
 from tests.worker.conftest import npz, upload
 from worker import sweep
 from worker.checking import Checker
 from worker.claims import MOST_ATTEMPTS
 from worker.known import KeyChanged, KnownRecords
+from worker.opening import fetch
 from worker.train import make_checker, make_trainer
 
 KEY = bytes(range(32))
@@ -33,7 +38,7 @@ def checker(place, tmp_path):
     known = KnownRecords(DirectoryWitness(tmp_path / "witness"), KEY)
     forget(place)
     private = PrivateStore(place.admin, "sluice-private")
-    return Checker(engine=place.engines["train"], private=private, known=known, key=KEY)
+    return Checker(engine=place.engines["train"], private=private, keys=place.keys, known=known, key=KEY)
 
 
 def forget(place):
@@ -284,7 +289,7 @@ def test_another_key_recognises_nobody_and_so_nothing_is_checked(place, checker)
     other = KnownRecords(checker.known._store, bytes(32))
     with pytest.raises(KeyChanged):
         other.catch_up()
-    worker = Checker(engine=checker.engine, private=checker.private, known=other, key=bytes(32))
+    worker = replace(checker, known=other, key=bytes(32))
     waiting = place.sealed()
     worker.check(waiting.id)
     assert place.see(waiting).state == "checking"
@@ -334,7 +339,7 @@ def tried(place, checker, dataset, *, most=30):
 def test_a_check_is_tried_a_bounded_number_of_times(wrong, fault, attempts, place, checker, monkeypatch):
     """What may pass waits longer each time; nothing that does not fit is fetched at all."""
     dataset = place.sealed()
-    monkeypatch.setattr(PrivateStore, "fetch", refusing)
+    monkeypatch.setattr(PrivateStore, "open", refusing)
     if wrong == "never completed":
         place.admin.delete_object(Bucket="sluice-private", Key=dataset.object_key)
     elif wrong == "other size":
@@ -404,8 +409,96 @@ def test_a_long_check_keeps_others_from_a_second_one(place, checker, monkeypatch
 def test_waiting_for_the_ledger_reads_nothing_and_is_no_attempt(place, checker, monkeypatch):
     place.change("UPDATE witness SET checked_at = now() - interval '2 minutes'")
     dataset = place.sealed()
-    monkeypatch.setattr(PrivateStore, "fetch", refusing)
+    monkeypatch.setattr(PrivateStore, "open", refusing)
     for _ in range(MOST_ATTEMPTS + 1):
         checker.check(dataset.id)
     assert (place.see(dataset).state, place.see(dataset).attempts) == ("checking", 0)
     place.keep_witness()
+
+
+# -- encryption
+
+
+def refused(place, checker, dataset):
+    checker.check(dataset.id)
+    row = place.see(dataset)
+    return row.state, row.fault
+
+
+def test_uploads_from_before_encryption_still_open(place, checker):
+    body = upload()
+    old = place.sealed(body, encrypted=False)
+    checker.check(old.id)
+    assert place.see(old).state == "ready"
+    new = place.sealed(body)
+    checker.check(new.id)
+    assert place.see(new).account_id == place.see(old).account_id
+
+
+def test_what_is_not_encrypted_for_this_dataset_is_rejected(place, checker):
+    """Bytes sent plain; an object and its key given to another dataset; a key for somebody else."""
+    plain, other, foreign = place.sealed(), place.sealed(), place.sealed()
+    place.admin.put_object(Bucket="sluice-private", Key=plain.object_key, Body=(upload() * 2)[: plain.size])
+    assert refused(place, checker, plain) == ("rejected", "cannot-decrypt")
+    row = {"size": other.size, "sha256": other.sha256, "wrapped_key": other.wrapped_key}
+    thief = place.sealed(**row)
+    taken = place.admin.get_object(Bucket="sluice-private", Key=other.object_key)["Body"].read()
+    place.admin.put_object(Bucket="sluice-private", Key=thief.object_key, Body=taken)
+    assert refused(place, checker, thief) == ("rejected", "cannot-decrypt")
+    place.change(
+        "UPDATE datasets SET state = 'checking', wrapped_key = %s WHERE id = %s",
+        FileKeys(place.stack.state["synthesizer_key"]).public.wrap(bytes(32)), foreign.id, guards=False,
+    )  # fmt: skip
+    assert refused(place, checker, foreign) == ("rejected", "cannot-decrypt")
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"), [("cut", "size-mismatch"), ("bit", "cannot-decrypt"), ("more", "size-mismatch")]
+)
+def test_a_changed_object_is_rejected(place, checker, change, fault):
+    dataset = place.sealed()
+    body = place.admin.get_object(Bucket="sluice-private", Key=dataset.object_key)["Body"].read()
+    bad = {"cut": body[:-1], "bit": body[:99] + bytes([body[99] ^ 1]) + body[100:], "more": body + b"x"}
+    place.admin.put_object(Bucket="sluice-private", Key=dataset.object_key, Body=bad[change])
+    assert refused(place, checker, dataset) == ("rejected", fault)
+
+
+def test_bytes_that_open_but_are_not_those_that_were_sealed_are_rejected(place, checker):
+    claimed = place.sealed(sha256=bytes(32))
+    assert refused(place, checker, claimed) == ("rejected", "hash-mismatch")
+    longer = place.sealed(size=5)
+    assert refused(place, checker, longer) == ("rejected", "size-mismatch")
+
+
+def test_a_worker_without_the_key_rejects_nothing(place, checker):
+    """A fault of the settings is not the dataset's: it waits until the key is there."""
+    dataset = place.sealed()
+    without = replace(checker, keys=FileKeys(place.stack.state["synthesizer_key"]))
+    assert refused(place, without, dataset) == ("checking", None)
+    assert place.see(dataset).attempts == 0
+    both = place.stack.state["synthesizer_key"] + place.stack.state["upload_key"]
+    checker_with_old_key = replace(checker, keys=FileKeys(both))
+    assert refused(place, checker_with_old_key, dataset) == ("ready", None)
+
+
+def test_a_deleted_dataset_cannot_be_opened_by_those_who_have_every_key(place, checker, tmp_path):
+    dataset = place.sealed()
+    checker.check(dataset.id)
+    copy = place.admin.get_object(Bucket="sluice-private", Key=dataset.object_key)["Body"].read()
+    place.change("UPDATE datasets SET state = 'deleted' WHERE id = %s", dataset.id)
+    assert place.admin.get_object(Bucket="sluice-private", Key=dataset.object_key)["Body"].read() == copy
+    with pytest.raises(Failure, match="key-destroyed"):
+        fetch(place.see(dataset), checker.private, place.keys, tmp_path / "upload")
+    assert not (tmp_path / "upload").exists()
+
+
+def test_only_of_public_datasets_the_hash_of_the_file_is_kept(place, checker):
+    """Of private ones it would tell a reader of the database whether it is a file they have."""
+    body = upload()
+    public, private = place.sealed(body, public=True), place.sealed()
+    for dataset in (public, private):
+        checker.check(dataset.id)
+    assert place.see(public).content_sha256 == hashlib.sha256(body).digest()
+    assert place.see(private).content_sha256 is None
+    with pytest.raises(psycopg.errors.CheckViolation, match="datasets_content_sha256"):
+        place.change("UPDATE datasets SET content_sha256 = sha256 WHERE id = %s", private.id)

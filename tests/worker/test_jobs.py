@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,7 +25,9 @@ from core.faults import Failure
 from core.queue import bell, ring
 from core.stores.witness import DirectoryWitness
 from core.tables import Diagnosis
+from core.unwrap import FileKeys, KeyNotConfigured
 from core.witness import WitnessLog
+from privacy.envelope import CannotDecrypt, decrypt_wrapped
 from tests.worker.conftest import ADAPT, GSWGAN
 from worker import sweep, training
 from worker.claims import Fenced, claim
@@ -67,10 +70,7 @@ def test_a_job_is_trained_settled_and_leaves_nothing_but_its_synthesizer(place, 
         row.synthesizer_key + "synthesizer.safetensors",
     }
     assert place.vault_versions(f"checkpoints/{job}") == []
-    kept = {
-        key.rsplit(".")[-1]: place.admin.get_object(Bucket="sluice-vault", Key=key)["Body"].read()
-        for key in place.vault_keys(f"diagnostics/{job}")
-    }
+    kept = {key.rsplit(".")[-1]: place.vault_object(key) for key in place.vault_keys(f"diagnostics/{job}")}
     assert set(kept) == {"jsonl", "svg"}
     rows = [json.loads(line) for line in kept["jsonl"].splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
@@ -97,7 +97,7 @@ def test_losses_are_not_even_asked_for_unless_the_site_says_so(place):
             raise AssertionError
 
     held = claim(place.engines["train"], place.job())
-    trainer = Trainer(engine=place.engines["train"], private=None, vault=None, witness=None)
+    trainer = Trainer(engine=place.engines["train"], private=None, keys=None, vault=None, witness=None)
     trainer._follow(held, Silent(), Pulse())
     trainer.diagnostics = True
     with pytest.raises(AssertionError):
@@ -114,8 +114,7 @@ def test_an_adaptation_reads_two_datasets_and_leaves_a_classifier(place, mortal)
     names = ("classifier.json", "classifier.safetensors")
     files = {name: row.synthesizer_key + name for name in names}
     assert set(place.vault_keys(row.synthesizer_key)) == set(files.values())
-    get = place.admin.get_object
-    read = {name: get(Bucket="sluice-vault", Key=key)["Body"].read() for name, key in files.items()}
+    read = {name: place.vault_object(key) for name, key in files.items()}
     assert Classifier.from_files(read).architecture.classes == 2  # those of the source
 
 
@@ -124,7 +123,7 @@ def test_a_relay_hands_its_generator_from_owner_to_owner(place, mortal):
     first = place.job(of=GSWGAN, shared=True)
     assert mortal.order(first) == 0
     key = place.look(first).synthesizer_key + "handed-on.safetensors"
-    handed = load(place.admin.get_object(Bucket="sluice-vault", Key=key)["Body"].read())
+    handed = load(place.vault_object(key))
     assert {name.split(".")[0] for name in handed} == {"generator", "average", "generator_optimizer"}
     second = place.job(of=GSWGAN, after_id=first)
     assert mortal.order(second, "stepped", count=2) == -signal.SIGKILL
@@ -144,7 +143,7 @@ def last_checkpoint(place, mortal, before):
     job = place.job(of=GSWGAN, after_id=before)
     assert mortal.order(job, "after checkpoint", count=1) == -signal.SIGKILL
     [key] = place.vault_keys(f"checkpoints/{job}")
-    return place.admin.get_object(Bucket="sluice-vault", Key=key)["Body"].read()
+    return place.vault_object(key)
 
 
 def test_the_database_knows_what_may_be_handed_on(place):
@@ -439,7 +438,7 @@ def test_records_that_are_not_the_declared_ones_end_the_job_in_a_fault(place, mo
     job = place.job(dataset)
     assert mortal.order(job) == 0
     row = place.look(job)
-    assert (row.state, row.fault) == ("failed", "schema-mismatch")
+    assert (row.state, row.fault) == ("failed", "cannot-decrypt")
     assert place.ledger_of(job) == ["reserve", "settle"]
 
 
@@ -456,7 +455,7 @@ def test_a_job_whose_upload_cannot_be_fetched_is_given_back_what_it_was_charged(
     job = place.job(dataset)
     trainer = make_trainer(place.train_settings)
     monkeypatch.setattr(trainer.stopping, "wait", lambda _: False)
-    monkeypatch.setattr(trainer.private, "fetch", None)
+    monkeypatch.setattr(trainer.private, "open", None)
     if wrong == "gone":
         place.admin.delete_object(Bucket="sluice-private", Key=dataset.object_key)
     elif wrong == "other size":
@@ -511,3 +510,49 @@ def test_messages_that_come_back_during_a_job_start_nothing(visible, steps, plac
     assert said.count('"nothing_to_do"') >= 1, "the message never came back: the test proves nothing"
     assert place.look(job).fence == 1
     assert place.ledger_of(job) == ["reserve", "settle"]
+
+
+# -- encryption
+
+
+def test_a_stolen_vault_tells_nothing(place, mortal):
+    """Neither to a reader of the bucket, nor to the publisher; nor under another name."""
+    job = place.job(of=GSWGAN, shared=True)
+    assert mortal.order(job, "stored") == -signal.SIGKILL
+    kinds = ("checkpoints", "diagnostics", "synthesizers")
+    keys = [key for kind in kinds for key in place.vault_keys(f"{kind}/{job}/")]
+    assert {key.split("/")[0] for key in keys} == set(kinds)
+    publisher = FileKeys(place.stack.state["synthesizer_key"])
+    for key in keys:
+        body = place.admin.get_object(Bucket="sluice-vault", Key=key)["Body"].read()
+        plain = place.vault_object(key)
+        assert plain[:64] not in body
+        assert not {b"generator", b"loss", b"architecture", b"step"} & set(re.findall(rb"[a-z]{4,}", body))
+        opens = key.startswith("synthesizers/") and "handed-on" not in key
+        if not opens:
+            with pytest.raises((CannotDecrypt, KeyNotConfigured)):
+                decrypt_wrapped(body, key, publisher.unwrap)
+        with pytest.raises((CannotDecrypt, KeyNotConfigured)):
+            decrypt_wrapped(body, key + "x", (publisher if opens else place.keys).unwrap)
+
+
+def test_a_checkpoint_of_another_job_or_from_a_stranger_is_refused(place, mortal):
+    first, second = place.job(), place.job()
+    for job in (first, second):
+        assert mortal.order(job, "checkpointed", count=1) == -signal.SIGKILL
+    [mine], [other] = (place.vault_keys(f"checkpoints/{job}") for job in (first, second))
+    body = place.admin.get_object(Bucket="sluice-vault", Key=other)["Body"].read()
+    place.admin.put_object(Bucket="sluice-vault", Key=mine, Body=body)
+    row = finish(place, mortal, first)
+    assert (row.state, row.fault) == ("failed", "cannot-decrypt")
+    assert finish(place, mortal, second).state == "trained"
+
+
+def test_a_dataset_from_before_encryption_has_encrypted_checkpoints(place, mortal):
+    job = place.job(place.dataset(encrypted=False))
+    assert mortal.order(job, "checkpointed", count=1) == -signal.SIGKILL
+    [key] = place.vault_keys(f"checkpoints/{job}")
+    body = place.admin.get_object(Bucket="sluice-vault", Key=key)["Body"].read()
+    assert b"generator" not in body
+    assert load(decrypt_wrapped(body, key, place.keys.unwrap))
+    assert finish(place, mortal, job).state == "trained"

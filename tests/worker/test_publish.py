@@ -29,8 +29,8 @@ from core.ledger import Move
 from core.queue import bell, ring
 from core.settings import PublishSettings, TrainSettings
 from core.stores import s3
-from core.stores.vault import Vault
 from core.tables import Account, Approval, Dataset, Job, Person, Release, Revocations, SigningKey
+from core.unwrap import FileKeys
 from privacy import attest
 from privacy.account import cost_as_epsilon
 from privacy.accountant import epsilon
@@ -73,7 +73,7 @@ class Desk:
             **{k.removeprefix("SLUICE_").lower(): v for k, v in environment.items()}
         )
         values = {k.removeprefix("SLUICE_").lower(): v for k, v in place.stack.environment("train").items()}
-        self.vault = Vault(s3.client_for(TrainSettings(**values)), "sluice-vault")
+        self.vault = place.vault(s3.client_for(TrainSettings(**values)))
         self.publisher = make_publisher(self.settings)
         self.publisher.start()
         self.author, self.reviewer = place.person, uuid.uuid4()
@@ -784,14 +784,17 @@ def test_a_swapped_synthesizer_fails_and_may_be_built_again_once_it_is_right(des
     job = desk.job()
     release = desk.release(job)
     prefix = desk.place.look(job).synthesizer_key
-    good = trained_files()[WEIGHTS]
-    other = save({name: value + 1 for name, value in load(good).items()})
-    desk.admin.put_object(Bucket="sluice-vault", Key=prefix + WEIGHTS, Body=other)
-    desk.publisher.run(release)
-    row = desk.look(release)
-    assert (row.state, row.fault, row.digest) == ("failed", "unfit-synthesizer", None)
+    good = desk.admin.get_object(Bucket="sluice-vault", Key=prefix + WEIGHTS)["Body"].read()
+    other = save({name: value + 1 for name, value in load(trained_files()[WEIGHTS]).items()})
+    public = FileKeys(desk.place.stack.state["synthesizer_key"]).public
+    bodies = (trained_files()[WEIGHTS], good[:-1], public.encrypt(prefix + WEIGHTS, other))
+    for build, body in enumerate(bodies, start=2):  # not encrypted, cut off, encrypted but of other weights
+        desk.admin.put_object(Bucket="sluice-vault", Key=prefix + WEIGHTS, Body=body)
+        desk.publisher.run(release)
+        row = desk.look(release)
+        assert (row.state, row.fault, row.digest) == ("failed", "unfit-synthesizer", None)
+        desk.ask(release, "building", build=build, fault=None)
     desk.admin.put_object(Bucket="sluice-vault", Key=prefix + WEIGHTS, Body=good)
-    desk.ask(release, "building", build=2, fault=None)
     desk.publisher.run(release)
     assert desk.look(release).state == "in_review"
 

@@ -130,7 +130,7 @@ def test_people_nobody_had_remembered_are_remembered_before_their_records_are_re
 ):  # fmt: skip
     """A dataset bound by an older version, whose records were never compared with anything."""
     body = upload()
-    old = place.dataset(body=body)
+    old = place.dataset(body=body, encrypted=False)
     delete(place, old)
     Remover(
         engine=remover.engine, private=remover.private, vault=remover.vault,

@@ -14,7 +14,6 @@ import psutil
 import pytest
 from botocore.exceptions import ClientError
 
-from core.stores.vault import Vault
 from core.stores.versions import VersionsNotDeleted
 from tests.worker.conftest import GSWGAN
 from tests.worker.test_jobs import finish, wait_for
@@ -61,7 +60,7 @@ def test_when_a_job_ends_no_other_version_is_left(versioning, place, mortal):
     job = place.job(of=GSWGAN, shared=True)
     assert mortal.order(job, "stored") == -signal.SIGKILL
     before = left(place, job)
-    assert before[f"synthesizers/{job}/1/handed-on.safetensors"] == 1
+    assert before[f"synthesizers/{job}/1/encrypted/handed-on.safetensors"] == 1
     assert before[f"checkpoints/{job}/1"] == (3 if versioning == "versioned" else 1)  # one for each step
     row = finish(place, mortal, job)
     assert (row.state, row.fence) == ("trained", 2)
@@ -71,7 +70,7 @@ def test_when_a_job_ends_no_other_version_is_left(versioning, place, mortal):
 def test_when_a_job_fails_or_is_cancelled_nothing_of_it_is_left(versioning, place, mortal):
     job = place.job(steps=6)
     assert mortal.order(job, "stored") == -signal.SIGKILL
-    assert left(place, job)[f"synthesizers/{job}/1/synthesizer.safetensors"] == 1
+    assert left(place, job)[f"synthesizers/{job}/1/encrypted/synthesizer.safetensors"] == 1
     place.change("UPDATE jobs SET cancel_asked_at = now() WHERE id = %s", job)
     assert finish(place, mortal, job).state == "cancelled"
     assert left(place, job) == Counter()  # its last attempt wrote no diagnostics
@@ -100,11 +99,11 @@ def test_what_is_written_after_the_end_is_found(versioning, place, mortal, train
     stays = what_stays(place, job)
     for fence in (1, 2, 7):
         for body in (b"a discriminator", b"and again"):
-            trainer.vault.put_checkpoint(job, fence, body)
+            trainer.vault.put_checkpoint(job, fence, body, key=bytes(32))
     for fence in (2, 10):  # 1 is the settled one, and a beginning of 10
         prefix = trainer.vault.put_synthesizer(job, fence, {"synthesizer.safetensors": b"not settled"})
         trainer.vault.put_handed_on(prefix, b"nor this")
-    trainer.vault.put_diagnostics(job, 10, {"jsonl": b"{}"})
+    trainer.vault.put_diagnostics(job, 10, {"jsonl": b"{}"}, key=bytes(32))
     if versioning != "suspended":  # SeaweedFS 4.48 cannot remove the marker that this would leave
         place.admin.delete_object(Bucket="sluice-vault", Key=f"checkpoints/{job}/7")
     assert len(left(place, job)) > len(stays)
@@ -126,7 +125,7 @@ def test_a_job_that_runs_keeps_what_it_goes_on_from(versioning, place, mortal, t
 def test_what_no_job_of_this_database_left_stays(versioning, place, trainer):
     """After a restore it may be all that is left of a paid training."""
     unknown = uuid.uuid4()
-    trainer.vault.put_checkpoint(unknown, 1, b"of a job that the database has forgotten")
+    trainer.vault.put_checkpoint(unknown, 1, b"of a job that the database has forgotten", key=bytes(32))
     trainer.vault.put_synthesizer(unknown, 1, {"synthesizer.json": b"{}"})
     place.admin.put_object(Bucket="sluice-vault", Key="checkpoints/notes.txt", Body=b"of somebody")
     place.admin.put_object(Bucket="sluice-vault", Key=f"bundles/{unknown}/1", Body=b"of the publisher")
@@ -152,8 +151,8 @@ def test_a_store_that_refuses_is_an_error_and_tried_again(place, trainer, mortal
     job = place.job(steps=6)
     assert mortal.order(job, "settled") == -signal.SIGKILL
     with pytest.raises(ClientError):
-        tidy(trainer.engine, Vault(place.admin, "no-such-bucket"))
-    refusing = Vault(place.admin, "sluice-vault")
+        tidy(trainer.engine, place.vault(bucket="no-such-bucket"))
+    refusing = place.vault()
     refusing._client = Refusing(place.admin)
     with pytest.raises(VersionsNotDeleted, match="AccessDenied"):
         tidy(trainer.engine, refusing, job)
@@ -232,7 +231,7 @@ def test_a_running_job_keeps_its_checkpoint_and_nothing_of_attempts_before(place
     for fence in (2, 3, 4):
         place.change("UPDATE jobs SET lease_until = now() - interval '1 s' WHERE id = %s", job)
         claim(trainer.engine, job)
-        trainer.vault.put_checkpoint(job, fence, b"a discriminator")
+        trainer.vault.put_checkpoint(job, fence, b"a discriminator", key=bytes(32))
         trainer.vault.put_synthesizer(job, fence, {"synthesizer.json": b"{}"})
     tidy(trainer.engine, trainer.vault)
     # 1 is what it goes on from, and 4 may be writing right now.
