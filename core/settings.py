@@ -53,14 +53,24 @@ def _queue_with_real_password(url: RedisDsn) -> RedisDsn:
     return url
 
 
-def _seed(secret: SecretStr) -> SecretStr:
+def decoded_seed(text: str) -> bytes:
+    """The 32 bytes of a seed; raises ValueError for anything else."""
     try:
-        good = len(base64.b64decode(secret.get_secret_value(), validate=True)) == 32
+        seed = base64.b64decode(text, validate=True)
     except ValueError:
-        good = False
-    if not good:
+        seed = b""
+    if len(seed) != 32:
         raise ValueError("is not 32 bytes as base64")
+    return seed
+
+
+def _seed(secret: SecretStr) -> SecretStr:
+    decoded_seed(secret.get_secret_value())
     return secret
+
+
+def _signing_key(secret: SecretStr) -> SecretStr:
+    return secret if secret.get_secret_value().startswith((KMS, PKCS11)) else _seed(secret)
 
 
 def _certificates(ca: str) -> str:
@@ -82,11 +92,12 @@ def _public_key(pem: str) -> str:
         raise ValueError("is not an RSA public key of 3072 bits or more as PEM") from None
 
 
-KMS = "kms:"
+KMS, PKCS11 = "kms:", "pkcs11:"  # a key that is named and not given
 Secret = Annotated[SecretStr, AfterValidator(_real)]
 PrivateKey = Annotated[Secret, AfterValidator(_private_key)]
 PublicKey = Annotated[str, AfterValidator(_public_key)]
 Seed = Annotated[Secret, AfterValidator(_seed)]
+SigningKey = Annotated[Secret, AfterValidator(_signing_key)]
 DatabaseUrl = Annotated[PostgresDsn, AfterValidator(_with_real_password)]
 # Who may vouch for a server: the certificates in a file, or `system`, the public authorities.
 CaFile = Annotated[str, AfterValidator(_certificates)]
@@ -211,7 +222,7 @@ class PublishSettings(_WithObjects, _WithKms):
 
     vault_bucket: str = "sluice-vault"
     public_bucket: str = "sluice-public"
-    signing_key: Seed
+    signing_key: SigningKey  # a seed, kms: and the id of a key, or the URI of a PKCS#11 token
     synthesizer_key: PrivateKey  # opens synthesizers
 
 

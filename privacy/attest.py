@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -89,8 +89,22 @@ class RevocationsExpired(Problem):
     title = "The list of withdrawn releases is not current"
 
 
-class Signer:
-    """An Ed25519 key, from its 32-byte seed. Signing the same bytes twice gives the same signature."""
+class Signer(Protocol):
+    """An Ed25519 key that signs, wherever it is. `most_bytes` is the longest message it takes, if any is."""
+
+    @property
+    def public(self) -> bytes: ...
+    @property
+    def key_id(self) -> str: ...
+    @property
+    def most_bytes(self) -> int | None: ...
+    def signature(self, message: bytes) -> bytes: ...
+
+
+class SeedSigner:
+    """A key from its 32-byte seed. Signing the same bytes twice gives the same signature."""
+
+    most_bytes = None
 
     def __init__(self, seed: bytes) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
@@ -114,7 +128,10 @@ def canonical(body: Any) -> bytes:
 def sign(payload: Mapping[str, Any], payload_type: str, signer: Signer) -> bytes:
     """A DSSE envelope around the canonical form of a payload."""
     body = canonical(payload)
-    signature = signer.signature(_encoded(payload_type, body))
+    message = _encoded(payload_type, body)
+    if signer.most_bytes is not None and len(message) > signer.most_bytes:
+        message = _digested(message)
+    signature = signer.signature(message)
     return canonical(
         {
             "payload": base64.b64encode(body).decode(),
@@ -147,11 +164,23 @@ def open_envelope(raw: bytes, payload_type: str, keys: Mapping[str, bytes]) -> d
             f"Key {signature['keyid']} is not among the trusted ones; compare the service's keys with a copy "
             "you got in another way."
         )
-    try:
-        Ed25519PublicKey.from_public_bytes(public).verify(sig, _encoded(payload_type, body))
-    except (InvalidSignature, ValueError):
-        raise BadSignature("The signature does not fit; do not use what came with it.") from None
+    message = _encoded(payload_type, body)
+    if not any(_signed(public, sig, form) for form in (message, _digested(message))):
+        raise BadSignature("The signature does not fit; do not use what came with it.")
     return payload
+
+
+def _signed(public: bytes, signature: bytes, message: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _digested(message: bytes) -> bytes:
+    """What a key signs that takes short messages only. No message of ours begins like this."""
+    return b"sluice-sha512-v1\0" + hashlib.sha512(message).digest()
 
 
 def _encoded(payload_type: str, body: bytes) -> bytes:

@@ -7,7 +7,6 @@ Guarantee: what becomes public is, byte for byte, a bundle that somebody who may
 charge is settled; once public it is never replaced. docs/guarantees.md#releases
 """
 
-import base64
 import hashlib
 import json
 import os
@@ -35,6 +34,7 @@ from core.faults import Failure, Fault
 from core.queue import bell, ring
 from core.schema import ImageSchema, Schema, TableSchema
 from core.settings import PublishSettings
+from core.signing import signer
 from core.stores import s3
 from core.stores.bundles import Bundles
 from core.stores.public import PublicStore
@@ -439,7 +439,7 @@ def make_publisher(settings: PublishSettings) -> Publisher:
         engine=connect(str(settings.database_url)),
         bundles=Bundles(client, settings.vault_bucket, keys),
         public=PublicStore(client, settings.public_bucket),
-        signer=Signer(base64.b64decode(settings.signing_key.get_secret_value())),
+        signer=signer(settings),
     )
 
 

@@ -18,7 +18,7 @@ from privacy.accountant import Accountant, cost
 from privacy.attest import (
     REVOCATIONS_TYPE,
     STATEMENT_TYPE,
-    Signer,
+    SeedSigner,
     readable,
     release_statement,
     revocations,
@@ -31,7 +31,7 @@ from worker.synthesizers.classifier import Classifier, ClassifierShape
 from worker.synthesizers.dcgan import DCGAN
 from worker.synthesizers.image import ImageSynthesizer
 
-SIGNER = Signer(bytes(range(32)))
+SIGNER = SeedSigner(bytes(range(32)))
 SCHEMA = ImageSchema(height=8, width=8, channels=1, classes=("cat", "dog", "a/b"))
 EVENT = PoissonGaussian(query=Query.SUM, bound=1.0, noise_stddev=2.0, sampling_prob=0.01, steps=100)
 DELTA, RELATION = 1e-5, Relation.ADD_REMOVE

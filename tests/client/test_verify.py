@@ -19,7 +19,7 @@ from client.problems import NotVerified
 from client.verify import verify, verify_reviewed
 from privacy.account import cost_as_epsilon
 from privacy.accountant import Accountant, cost
-from privacy.attest import Signer, readable
+from privacy.attest import SeedSigner, readable
 from privacy.events import PoissonGaussian, Query
 from tests.client.bundles import (
     DELTA,
@@ -35,7 +35,7 @@ from tests.client.bundles import (
     listed,
 )
 
-OTHER = Signer(bytes(32))
+OTHER = SeedSigner(bytes(32))
 CHANGES = 1000
 
 

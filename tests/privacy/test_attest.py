@@ -25,7 +25,7 @@ from privacy.attest import (
     ReleaseWithdrawn,
     RevocationsExpired,
     RevocationsRolledBack,
-    Signer,
+    SeedSigner,
     UnknownKey,
     canonical,
     check_release,
@@ -43,7 +43,7 @@ from privacy.events import PoissonGaussian, Query
 from privacy.problems import Problem
 from privacy.relation import Relation
 
-SIGNER, OTHER = Signer(bytes(range(32))), Signer(bytes(32))
+SIGNER, OTHER = SeedSigner(bytes(range(32))), SeedSigner(bytes(32))
 KEYS = {SIGNER.key_id: SIGNER.public}
 AUTHOR, REVIEWER = "a" * 8, "b" * 8
 EVENT = PoissonGaussian(query=Query.SUM, bound=1.0, noise_stddev=2.0, sampling_prob=0.01, steps=100)

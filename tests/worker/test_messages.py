@@ -77,7 +77,7 @@ def tasks(database, servers):
     checker = Checker(engine=engines[0], private=None, keys=None, known=None, key=bytes(32))
     # The list of withdrawn releases is of today, signed with the key of another publisher.
     other, publisher = (
-        Publisher(engine=engines[1], bundles=None, public=None, signer=attest.Signer(os.urandom(32)))
+        Publisher(engine=engines[1], bundles=None, public=None, signer=attest.SeedSigner(os.urandom(32)))
         for _ in range(2)
     )
     other.start()

@@ -903,7 +903,7 @@ def test_a_key_is_made_known_and_lists_only_grow(desk, monkeypatch):
 
 def test_a_new_key_signs_a_list_of_its_own_and_the_old_one_stays_known(desk):
     other = make_publisher(desk.settings)
-    other.signer = attest.Signer(os.urandom(32))
+    other.signer = attest.SeedSigner(os.urandom(32))
     before = desk.lists()[-1]["number"]
     other.start()
     other.engine.dispose()
@@ -922,7 +922,7 @@ def test_a_statement_signed_before_the_key_was_changed_is_the_one_that_is_publis
     assert desk.order(release, "signed") == -signal.SIGKILL
     signed = desk.look(release).attestation
     other = make_publisher(desk.settings)
-    other.signer = attest.Signer(os.urandom(32))
+    other.signer = attest.SeedSigner(os.urandom(32))
     desk.expire(release)
     other.run(release)
     other.engine.dispose()
