@@ -241,8 +241,16 @@ def test_a_file_is_declared_sent_in_parts_and_sealed(site, sluice, told, file, o
     code, out, _ = sluice("datasets", "show", sealed["id"], key=site.curator)
     assert code == 0
     assert "images 28×28×1, 2 classes" in out
-    told("datasets", "delete", sealed["id"], key=site.curator)
+    deleted = told("datasets", "delete", sealed["id"], "--detach", key=site.curator)
+    assert (deleted["state"], deleted["removed_at"]) == ("deleted", None)
     assert told("datasets", "list", key=site.curator) == []
+    code, out, _ = sluice("datasets", "delete", sealed["id"], "--detach", key=site.curator)
+    assert (code, "its bytes are removed by a train worker" in out) == (0, True)
+    with site.engine.begin() as connection:  # as a train worker does
+        connection.execute(text("UPDATE datasets SET removed_at = now() WHERE state = 'deleted'"))
+    code, out, _ = sluice("datasets", "delete", sealed["id"], key=site.curator)
+    assert (code, "the store has had no byte of it since 20" in out) == (0, True)
+    assert "deleted, bytes removed 20" in sluice("datasets", "show", sealed["id"], key=site.curator)[1]
 
 
 def test_a_cut_upload_is_picked_up(site, sluice, told, file, objects, monkeypatch):

@@ -138,7 +138,8 @@ def test_people_nobody_had_remembered_are_remembered_before_their_records_are_re
     ).remove_due()  # fmt: skip
     assert versions(place, old.object_key) == []
     copy = checked(place, checker, reordered(body), owner=curator2)
-    assert (copy.state, [match["dataset"] for match in copy.matches]) == ("held", [str(old.id)])
+    matches = [(match["dataset"], match["share"]) for match in copy.matches]
+    assert (copy.state, matches) == ("held", [(str(old.id), "most")])
 
 
 def test_what_was_learned_from_single_records_goes_with_them(place, mortal, remover):
