@@ -116,7 +116,7 @@ def test_from_a_file_to_a_release_and_back(people):
     assert (fetched["bundle"], fetched["signed"], fetched["published"]) == (digest, False, False)
     with np.load(dora.directory / "looked-at/data/images.npz") as held:
         assert held["x"].shape[0] == 50
-    dora.refused("not-signed", "verify", "looked-at")
+    dora.refused("not-signed", "verify", "looked-at", code=3)
     assert dora.told("releases", "approve", id, "--digest", digest)["state"] == "approved"
     carla.told("releases", "rebuild", id)  # the same facts, but a new build: nobody looked at it yet
     carla.refused("not-approved", "releases", "publish", id)
