@@ -21,8 +21,10 @@ from client.api import Sluice
 from client.ledger import verify_account
 from client.main import app, main
 from core.stores import s3
+from core.unwrap import FileKeys
 from privacy.accountant import Accountant
 from privacy.balance import GENESIS, digest
+from privacy.envelope import Stream, upload_context
 from privacy.plans import PLANS, Target, plan_from_dict
 from privacy.relation import Relation
 from tests.e2e.serving import Site, api_processes, own_database
@@ -118,7 +120,7 @@ def test_login_keeps_a_key_that_only_its_owner_can_read(site, sluice, told):
     assert code == 0
     assert out.startswith(f"{site.names['ada']} (admin) at {site.url}")
     assert site.admin not in out
-    assert [one.name for one in path.parent.iterdir()] == [path.name]
+    assert sorted(one.name for one in path.parent.iterdir()) == [path.name, "trust.json"]
 
 
 def test_a_key_that_does_not_work_is_not_kept(site, sluice):
@@ -215,8 +217,15 @@ def objects(servers):
 
 def row(site, id):
     with site.engine.connect() as connection:
-        query = text("SELECT state, size, sha256, object_key FROM datasets WHERE id = :id")
-        return connection.execute(query, {"id": id}).one()
+        names = "id, state, size, sha256, object_key, key_id, wrapped_key"
+        return connection.execute(text(f"SELECT {names} FROM datasets WHERE id = :id"), {"id": id}).one()
+
+
+def decrypted(servers, row, stored):
+    """As the private side reads it."""
+    keys = FileKeys(servers.environments["train"]["SLUICE_UPLOAD_KEY"])
+    key = keys.unwrap(bytes(row.wrapped_key), row.key_id)
+    return Stream(key, upload_context(row.id)).decrypt(stored)
 
 
 @pytest.fixture
@@ -230,13 +239,14 @@ def file(tmp_path):
     return path
 
 
-def test_a_file_is_declared_sent_in_parts_and_sealed(site, sluice, told, file, objects):
+def test_a_file_is_declared_sent_in_parts_and_sealed(servers, site, sluice, told, file, objects):
     sealed = told("datasets", "add", file, *ADD, "--detach", key=site.curator)
     assert sealed["state"] == "checking"
     assert sealed["schema"]["classes"] == ["0", "1"]
     kept = row(site, sealed["id"])
-    assert (kept.size, bytes(kept.sha256)) == (65 << 20, hashlib.sha256(file.read_bytes()).digest())
-    assert objects(kept.object_key) == file.read_bytes()
+    stored = objects(kept.object_key)
+    assert (kept.size, bytes(kept.sha256)) == (len(stored), hashlib.sha256(stored).digest())
+    assert decrypted(servers, kept, stored) == file.read_bytes()
     assert [one["id"] for one in told("datasets", "list", key=site.curator)] == [sealed["id"]]
     code, out, _ = sluice("datasets", "show", sealed["id"], key=site.curator)
     assert code == 0
@@ -253,7 +263,7 @@ def test_a_file_is_declared_sent_in_parts_and_sealed(site, sluice, told, file, o
     assert "deleted, bytes removed 20" in sluice("datasets", "show", sealed["id"], key=site.curator)[1]
 
 
-def test_a_cut_upload_is_picked_up(site, sluice, told, file, objects, monkeypatch):
+def test_a_cut_upload_is_picked_up(servers, site, sluice, told, file, objects, monkeypatch):
     sign, signed = Sluice.sign_parts, []
 
     def cut(service, id, numbers, **more):
@@ -270,7 +280,8 @@ def test_a_cut_upload_is_picked_up(site, sluice, told, file, objects, monkeypatc
     sealed = told("datasets", "upload", id, file, "--detach", key=site.curator)
     assert signed == [1, 2, 2]
     assert sealed["state"] == "checking"
-    assert objects(row(site, id).object_key) == file.read_bytes()
+    kept = row(site, id)
+    assert decrypted(servers, kept, objects(kept.object_key)) == file.read_bytes()
 
 
 def test_a_rejected_file_ends_with_one(site, sluice, tmp_path, objects):
