@@ -161,7 +161,12 @@ class ServiceSettings(_WithObjects):
     upload_public_key: PublicKey  # clients encrypt for the private half, which only train has
     private_bucket: str = "sluice-private"
     public_bucket: str = "sluice-public"
-    requests_per_minute: int = 1200  # of one key; per service process
+    requests_per_minute: int = 1200  # of one key; these four are per service process
+    anonymous_per_minute: Annotated[int, Field(ge=1)] = 1200  # without a valid key, of one address
+    anonymous_at_once: Annotated[int, Field(ge=1)] = 250  # under way without a valid key, of one address
+    requests_waiting: Annotated[int, Field(ge=1)] = 500  # under way; as many again without a valid key
+    # Reverse proxies (addresses or networks, with commas) whose X-Forwarded-For names a client's address.
+    trusted_proxies: str | None = None
     # People a release needs: author and approver. A site of one person sets 1, and its releases say so.
     reviewers: Annotated[int, Field(ge=1, le=2)] = 2
     # Budgets above these wait for a second person: epsilon, delta, and delta times the declared records.

@@ -9,6 +9,7 @@ import uvicorn
 from core import log
 from core.settings import ServiceSettings, SettingsProblem, load
 from service.app import create_app
+from service.server import configuration
 
 
 def main() -> None:
@@ -22,17 +23,7 @@ def main() -> None:
     except SettingsProblem as problem:
         sys.exit(f"sluice: {problem}")
     log.configure("service")
-    uvicorn.run(
-        create_app(settings),
-        host=where.host,
-        port=where.port,
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=3,
-        server_header=False,
-        ssl_certfile=settings.tls_cert,
-        ssl_keyfile=settings.tls_key,
-    )
+    uvicorn.Server(configuration(create_app(settings), settings, host=where.host, port=where.port)).run()
 
 
 def _check_certificate(settings: ServiceSettings) -> None:

@@ -20,14 +20,16 @@ from service.datasets import routes as datasets
 from service.jobs import routes as jobs
 from service.limits import Bodies, Rates
 from service.oidc import SingleSignOn
+from service.overload import Admission, Overload, Slots
 from service.people import routes as people
 from service.refreshed import Refreshed
 from service.releases import routes as releases
-from service.routing import require_one_thread
+from service.routing import limit_threads, require_one_thread
 from service.teams import routes as teams
 
 # Four processes on one machine stay below PostgreSQL's default of 100 connections.
 POOL = 15
+STREAMS = 200  # of events, each of which looks at its job every second
 
 
 def create_app(settings: ServiceSettings) -> FastAPI:
@@ -40,6 +42,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        limit_threads()
         yield
         refusals.flush(all=True)
         engine.dispose()
@@ -69,6 +72,14 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.state.sign_on = SingleSignOn(settings) if settings.oidc_issuer else None
     problems.install(app)
     app.add_middleware(Bodies)
+    app.state.admission = Admission(settings)
+    app.state.streams = Slots(total=STREAMS, each=STREAMS // 4)
+    in_memory = {
+        "/healthz": health.healthz, "/readyz": health.readyz,
+        "/.well-known/sluice-keys.json": releases.keys,
+        "/.well-known/sluice-revocations.json": releases.revocations,
+    }  # fmt: skip
+    app.add_middleware(Overload, admission=app.state.admission, in_memory=in_memory)
     app.add_middleware(requests.RequestIds, metrics=metrics.install(app))
     routers = (
         health.router, datasets.router, datasets.known, jobs.quotes, jobs.jobs, releases.router,

@@ -21,6 +21,7 @@ from core.tables import Dataset
 from service import audit
 from service.limits import TooMany
 from service.oidc import SingleSignOn
+from service.overload import Ticket
 
 # Open to everybody: they tell nothing of datasets, people or budgets.
 OPEN = {
@@ -63,7 +64,17 @@ async def authenticate(request: Request) -> Who:
     given = await _bearer(request)
     if given is None:
         raise _stranger("Send the header Authorization: Bearer KEY.")
-    return await to_thread.run_sync(admitted, request, given.credentials)
+    ticket: Ticket = request.state.ticket
+    try:
+        who = await to_thread.run_sync(admitted, request, given.credentials, limiter=ticket.threads)
+    except NotAuthenticated:
+        ticket.refused()
+        raise
+    except TooMany:
+        ticket.accepted()
+        raise
+    ticket.accepted()
+    return who
 
 
 def admitted(request: Request, credentials: str) -> Who:

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Literal
 
 import redis
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 from sqlalchemy import Engine
 
@@ -31,22 +31,22 @@ class Ready(BaseModel):
     workers: dict[str, State]
 
 
-_VERSION = version("sluice")
+_ALIVE = Response(Alive(version=version("sluice")).model_dump_json(), media_type="application/json")
 
 
-@router.get("/healthz")
-async def healthz() -> Alive:
-    return Alive(version=_VERSION)
+@router.get("/healthz", response_model=Alive)
+async def healthz(_: Request) -> Response:
+    return _ALIVE
 
 
-@router.get("/readyz")
-async def readyz(request: Request) -> Ready:
+@router.get("/readyz", response_model=Ready)
+async def readyz(request: Request) -> Response:
     readiness: Refreshed[Ready] = request.app.state.readiness
     found = await readiness.get()
     if "down" in found.needs.values():
         down = ", ".join(name for name, state in found.needs.items() if state == "down")
         raise NotReady(f"No answer from: {down}. Try again shortly.", needs=found.needs)
-    return found
+    return Response(found.model_dump_json(), media_type="application/json")
 
 
 def readiness(settings: ServiceSettings, engine: Engine) -> Refreshed[Ready]:

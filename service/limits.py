@@ -1,15 +1,18 @@
 """Limits on what one caller may ask of the service: size of a body, requests in a minute."""
 
+import asyncio
 import threading
 import time
 from collections import OrderedDict
-from uuid import UUID
+from collections.abc import Hashable
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core.errors import Problem
 
+MOST_REMEMBERED = 100_000  # keys or addresses that are counted at a time
+BODY_SECONDS = 60.0
 LARGEST_BODY = 1 << 20  # rows travel straight to the bucket; a request only describes them
 
 
@@ -18,7 +21,7 @@ class TooMany(Problem):
 
 
 class Bodies:
-    """Refuses a body above the limit by what arrives, whatever its header says."""
+    """Refuses a body above the limit by what arrives, whatever its header says, and one that is too slow."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -26,11 +29,16 @@ class Bodies:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        seen = 0
+        seen, complete, deadline = 0, False, asyncio.get_running_loop().time() + BODY_SECONDS
 
         async def counted() -> Message:
-            nonlocal seen
-            message = await receive()
+            nonlocal seen, complete
+            try:  # once the body is here, the wait is for the client to leave
+                async with asyncio.timeout_at(None if complete else deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408) from None
+            complete = not message.get("more_body", False)
             seen += len(message.get("body", b""))
             if seen > LARGEST_BODY:
                 raise HTTPException(413)  # of the framework: others become 400 while a body is read
@@ -40,19 +48,28 @@ class Bodies:
 
 
 class Rates:
-    """Counts requests of each key in the running minute; keys that fell silent are forgotten."""
+    """Counts requests of each key or address in the running minute. What it remembers is bounded."""
 
     def __init__(self, per_minute: int) -> None:
         self._most, self._lock = per_minute, threading.Lock()
-        self._counts: OrderedDict[tuple[UUID, int], int] = OrderedDict()
+        self._counts: OrderedDict[tuple[Hashable, int], int] = OrderedDict()
 
-    def count(self, key: UUID) -> None:
+    def count(self, key: Hashable) -> None:
         now = time.time()
         minute = int(now // 60)
         with self._lock:
-            while self._counts and next(iter(self._counts))[1] < minute:
+            while self._counts and (
+                next(iter(self._counts))[1] < minute or len(self._counts) > MOST_REMEMBERED
+            ):
                 self._counts.popitem(last=False)
             seen = self._counts[key, minute] = self._counts.get((key, minute), 0) + 1
         if seen > self._most:
             wait = 60 - int(now % 60)
             raise TooMany(f"Wait {wait} s, or spread requests over time.", headers={"Retry-After": str(wait)})
+
+    def refund(self, key: Hashable) -> None:
+        """Takes one request of the running minute out of the count."""
+        minute = int(time.time() // 60)
+        with self._lock:
+            if self._counts.get((key, minute), 0) > 0:
+                self._counts[key, minute] -= 1

@@ -22,6 +22,7 @@ _QUOTED = re.compile(r" is .+?; give")
 _PLAIN = {
     400: ("bad-request", "The request cannot be read", "Send JSON as /docs describes it."),
     404: ("not-found", "There is nothing at this address", "See /docs for the addresses that exist."),
+    408: ("request-timeout", "The body did not arrive in time", "Send the request again, all of it at once."),
     413: ("body-too-large", "The request is too large", "Describe data here; upload files as parts."),
     405: ("method-not-allowed", "This address does not take that method", "See /docs for its methods."),
 }
@@ -63,7 +64,11 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
         (413, "body-too-large", "The request is too large"),
         (422, "invalid-request", "The request or the plan does not fit its description"),
         (429, "rate-limited", "Too many requests; Retry-After says how long to wait"),
-        (503, "not-ready", "A part that is needed does not answer, or the ledger is behind its witness"),
+        (
+            503,
+            "not-ready",
+            "Too many requests, a part that does not answer, or a ledger behind its witness",
+        ),
     )
 }
 
@@ -107,8 +112,12 @@ def _answer(
     return JSONResponse(body, status_code=status, media_type="application/problem+json", headers=headers)
 
 
-async def _named(request: Request, problem: Problem) -> JSONResponse:
+def answer(request: Request, problem: Problem) -> JSONResponse:
     return _answer(request, problem.status, problem.slug, problem.title, problem.detail, **problem.fields)
+
+
+async def _named(request: Request, problem: Problem) -> JSONResponse:
+    return answer(request, problem)
 
 
 async def _privacy(request: Request, problem: PrivacyProblem) -> JSONResponse:
@@ -159,14 +168,14 @@ def _told(error: dict[str, Any]) -> str:
 async def _plain(request: Request, problem: HTTPException) -> JSONResponse:
     fallback = ("http-error", "The request cannot be served", "See /docs.")
     slug, title, detail = _PLAIN.get(problem.status_code, fallback)
-    answer = _answer(request, problem.status_code, slug, title, detail)
-    answer.headers.update(problem.headers or {})
+    told = _answer(request, problem.status_code, slug, title, detail)
+    told.headers.update(problem.headers or {})
     if problem.status_code == 405:
         # A router names the methods of the one route it found; an address may have several.
         path = getattr(request.scope.get("route"), "path", None)
         methods = {method for method, each in request.app.state.permissions if each == path}
-        answer.headers["Allow"] = ", ".join(sorted(methods)) or answer.headers["Allow"]
-    return answer
+        told.headers["Allow"] = ", ".join(sorted(methods)) or told.headers["Allow"]
+    return told
 
 
 def unexpected(request: Request) -> JSONResponse:

@@ -57,10 +57,11 @@ class RequestIds:
                 method, seconds = _method(scope["method"]), time.monotonic() - began
                 self.metrics.observe(method=method, route=route, status=status, seconds=seconds)
                 actor = scope["state"].get("actor")
-                _log.info(
-                    "request", method=method, route=route, status=status, ms=round(1000 * seconds),
-                    actor=actor and str(actor.person),
-                )  # fmt: skip
+                if not scope["state"].get("unlogged"):
+                    _log.info(
+                        "request", method=method, route=route, status=status, ms=round(1000 * seconds),
+                        actor=actor and str(actor.person),
+                    )  # fmt: skip
 
 
 def _where(problem: Exception) -> list[str]:

@@ -4,15 +4,35 @@ import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar
 from fastapi import Request, Response
 from fastapi.routing import APIRoute, iter_route_contexts
 from sqlalchemy.orm import Session
 from starlette.routing import BaseRoute
 
 from service import auth
+
+# Threads for authentication and for routes that only work on rows. With 40, AnyIO's default, the event loop
+# waits for the interpreter behind 40 others: answers come later, and not more of them (docs/security.md).
+THREADS = 8
+SLOW_THREADS = 32  # for routes that wait for the store or for arithmetic
+_slow: RunVar[CapacityLimiter] = RunVar("slow_routes")  # of this event loop
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def slow(endpoint: F) -> F:
+    """Marks a route that waits for something else than the database, so that others do not wait for it."""
+    endpoint.__dict__["slow"] = True
+    return endpoint
+
+
+def limit_threads() -> None:
+    """Called in the event loop, before the first request."""
+    to_thread.current_default_thread_limiter().total_tokens = THREADS
+    _slow.set(CapacityLimiter(SLOW_THREADS))
 
 
 class Route(APIRoute):
@@ -50,6 +70,8 @@ def require_one_thread(routes: Sequence[BaseRoute]) -> None:
 def _in_one_thread(endpoint: Callable[..., Any]) -> Callable[..., Any]:
     """Closes the route's session, which gives its connection back, in the thread that ran the route."""
 
+    is_slow = getattr(endpoint, "slow", False)
+
     def run(arguments: dict[str, Any]) -> Any:
         with ExitStack() as closing:
             for session in filter(_is_session, arguments.values()):
@@ -58,7 +80,7 @@ def _in_one_thread(endpoint: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(endpoint)
     async def in_one_thread(**arguments: Any) -> Any:
-        return await to_thread.run_sync(run, arguments)
+        return await to_thread.run_sync(run, arguments, limiter=_slow.get() if is_slow else None)
 
     return in_one_thread
 

@@ -28,7 +28,7 @@ from service.budget.schemas import (
 from service.datasets.actions import find as find_dataset
 from service.datasets.actions import ready
 from service.deps import Cursor, Limit, Page, SessionDep, page
-from service.routing import Route
+from service.routing import Route, slow
 
 router = APIRouter(tags=["budget"], route_class=Route)
 Kind = Literal["grant", "reserve", "settle", "void"]
@@ -44,6 +44,7 @@ Moment = Annotated[AwareDatetime, BeforeValidator(_dated)]
 
 
 @router.get("/v1/admin/ledger")
+@slow
 def list_accounts(
     who: Admin,
     session: SessionDep,
@@ -97,6 +98,7 @@ def show_account(
 
 
 @router.get("/v1/admin/ledger/{account}/recompute")
+@slow
 def recompute(
     account: uuid.UUID, who: Admin, session: SessionDep, accountant: Annotated[Accountant, Query()]
 ) -> Recomputed:

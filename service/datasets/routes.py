@@ -29,7 +29,7 @@ from service.datasets.schemas import (
 )
 from service.deps import Cursor, Limit, Page, SessionDep, page
 from service.replies import IdempotencyKey
-from service.routing import Route
+from service.routing import Route, slow
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"], route_class=Route)
 known = APIRouter(prefix="/.well-known", tags=["datasets"])
@@ -73,6 +73,7 @@ def show(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep) -> DatasetView
 
 
 @router.delete("/{id}", status_code=HTTP_202_ACCEPTED)
+@slow
 def delete(
     id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep, request: Request, reason: Reason = None
 ) -> DatasetView:
@@ -89,6 +90,7 @@ async def upload_key(request: Request) -> UploadKeyView:
 
 
 @router.post("/{id}/upload")
+@slow
 def begin_upload(
     id: uuid.UUID, who: Curator, session: SessionDep, request: Request, body: UploadKey | None = None
 ) -> UploadView:
@@ -101,6 +103,7 @@ def begin_upload(
 
 
 @router.get("/{id}/upload")
+@slow
 def show_upload(id: uuid.UUID, who: Curator, session: SessionDep, request: Request) -> UploadView:
     return _upload(actions.in_upload(actions.find_own(session, who, id)), request)
 
@@ -117,6 +120,7 @@ def sign_parts(
 
 
 @router.post("/{id}/seal", status_code=HTTP_202_ACCEPTED)
+@slow
 def seal(id: uuid.UUID, body: Seal, who: Curator, session: SessionDep, request: Request) -> DatasetView:
     """Fix what was uploaded. A worker reads the records: `ready`, `held` for review, or `rejected`."""
     row = actions.seal(session, who, id, body, _inbox(request), request.app.state.settings)

@@ -19,8 +19,9 @@ from service.auth import Curator, CuratorOrAdmin, recognised
 from service.deps import Cursor, Limit, Page, SessionDep, answers, page
 from service.jobs import actions
 from service.jobs.schemas import JobView, NewJob, NewQuote, QuoteView
+from service.overload import Slots
 from service.replies import IdempotencyKey
-from service.routing import Route
+from service.routing import Route, slow
 
 quotes = APIRouter(prefix="/v1/quotes", tags=["jobs"], route_class=Route)
 jobs = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=Route)
@@ -38,12 +39,14 @@ State = Literal["queued", "running", "trained", "failed", "cancelled"]
 
 
 @quotes.post("")
+@slow
 def quote(body: NewQuote, who: CuratorOrAdmin, session: SessionDep, request: Request) -> QuoteView:
     """What a plan would cost: noise, epsilon by each accountant, what would be left. Writes nothing."""
     return actions.quote(session, who, body, request.app.state.settings)
 
 
 @jobs.post("", status_code=HTTP_202_ACCEPTED)
+@slow
 def start_job(
     body: NewJob, who: Curator, session: SessionDep, request: Request, key: IdempotencyKey = None
 ) -> JobView:
@@ -113,10 +116,21 @@ def diagnostics(
 def events(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep, request: Request) -> StreamingResponse:
     """The job as server-sent events, whenever it changes, until it ends."""
     actions.find(session, who, id)  # 404 now rather than in the stream
-    return StreamingResponse(_follow(request, id), media_type="text/event-stream")
+    request.app.state.streams.require(who.id)
+    return StreamingResponse(_follow(request, who.id, id), media_type="text/event-stream")
 
 
-async def _follow(request: Request, id: uuid.UUID) -> AsyncIterator[str]:
+async def _follow(request: Request, person: uuid.UUID, id: uuid.UUID) -> AsyncIterator[str]:
+    streams: Slots = request.app.state.streams
+    streams.take(person)
+    try:
+        async for event in _events(request, id):
+            yield event
+    finally:
+        streams.give_back(person)
+
+
+async def _events(request: Request, id: uuid.UUID) -> AsyncIterator[str]:
     def look() -> JobView | None:
         try:  # a key revoked meanwhile ends the stream
             who, _ = recognised(request, request.headers["Authorization"].partition(" ")[2].strip())

@@ -1,24 +1,28 @@
 """Many callers at once: health answers, connections come back, a storm is answered or refused at once."""
 
 import asyncio
+import itertools
 import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 
 import httpx
 import pytest
+import uvicorn
 from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse
 
-from service import health
+from service import auth, health, limits, overload, server
 from service.app import POOL, create_app
 from service.auth import Admin
 from service.people.routes import PersonView
 from service.refreshed import Refreshed
-from tests.service.house import BUDGET, IMAGES, Caller, House, new_key
+from service.routing import THREADS
+from tests.service.house import BUDGET, IMAGES, Caller, House, new_key, opened
 
 KEYS, LIST = "/.well-known/sluice-keys.json", "/.well-known/sluice-revocations.json"
 
@@ -67,7 +71,7 @@ def test_health_and_well_known_answer_while_every_thread_and_connection_is_taken
             target=lambda: answers.extend(at_once(house.analyst, [("GET", "/v1/me")] * 100))
         )
         storm.start()
-        wait_until(lambda: len(stopped) == POOL)
+        wait_until(lambda: len(stopped) == min(POOL, THREADS))
         for path in ("/healthz", "/readyz", KEYS, LIST, "/metrics"):
             assert house.anonymous.get(path, timeout=20).status_code == 200, path
         go.set()
@@ -141,6 +145,22 @@ def test_a_well_known_answer_outlives_a_database_that_does_not_answer(house, mon
         house.app.state.known_keys._read = None
 
 
+def test_one_person_has_so_many_streams(house, monkeypatch):
+    monkeypatch.setattr(house.app.state, "streams", overload.Slots(total=3, each=1))
+    job = house.job(house.curator, house.ready(house.curator)["id"]).json()["id"]
+    path = f"/v1/jobs/{job}/events"
+    with house.curator.stream("GET", path) as first:
+        events = first.iter_text()  # kept: httpx closes the stream with it
+        next(events)
+        with house.curator.stream("GET", path) as refused:
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        with house.admin.stream("GET", path) as other:
+            assert other.status_code == 200
+            # Streams are not among the requests that wait.
+            wait_until(lambda: house.app.state.admission.proven._all == 0)
+    wait_until(lambda: house.app.state.streams._all == 0)
+
+
 def _in_a_thread_of_its_own(who: Admin) -> None: ...
 
 
@@ -154,3 +174,192 @@ def test_a_route_of_another_class_stops_the_service_at_its_start(endpoint, house
     monkeypatch.setattr("service.app.people", SimpleNamespace(router=router))
     with pytest.raises(RuntimeError, match=r"^/v1/other: make its router with"):
         create_app(house.settings)
+
+
+# -- bounds
+
+
+@pytest.fixture(scope="module")
+def narrow(servers):
+    with opened(servers, requests_waiting=12, anonymous_at_once=4, anonymous_per_minute=20) as house:
+        yield house
+
+
+@pytest.fixture
+def minute(monkeypatch):
+    """A minute of its own for each test, 45 s before its end."""
+    now = 60 * next(_minutes) + 15.0
+    monkeypatch.setattr(limits.time, "time", lambda: now)
+
+
+_minutes = itertools.count(100_000_000)
+
+
+def statuses(answers: list[httpx.Response]) -> Counter:
+    return Counter((answer.status_code, answer.headers.get("retry-after")) for answer in answers)
+
+
+def test_above_the_bound_a_request_is_refused_at_once_and_health_answers(narrow, monkeypatch, minute):
+    assert narrow.analyst.get("/v1/me").status_code == 200  # from now on this key is proven
+    answers: list[httpx.Response] = []
+    with held_up(monkeypatch) as (_, go):
+
+        def storm() -> None:
+            answers.extend(at_once(narrow.analyst, [("GET", "/v1/me")] * 12))
+
+        waiting = threading.Thread(target=storm)
+        waiting.start()
+        wait_until(lambda: narrow.app.state.admission.proven._all == 12)
+        refused = narrow.analyst.get("/v1/me")  # answered although nothing that waits is
+        assert (refused.status_code, refused.json()["slug"]) == (503, "overloaded")
+        assert refused.headers["retry-after"] == "2"
+        assert refused.headers["content-type"] == "application/problem+json"
+        assert refused.headers["x-request-id"] == refused.json()["request_id"]
+        for path in ("/healthz", "/readyz", KEYS):
+            assert narrow.anonymous.get(path).status_code == 200
+        # Strangers have places of their own, and threads to be looked up with.
+        assert narrow.anonymous.get("/v1/me").status_code == 401
+        go.set()
+        waiting.join()
+    assert statuses(answers) == {(200, None): 12}
+    wait_until(lambda: narrow.app.state.admission.proven._all == 0)
+
+
+def test_one_address_has_so_many_requests_under_way_and_others_have_theirs(narrow, monkeypatch, minute):
+    go, asked = threading.Event(), []
+    real = auth.person_of
+    monkeypatch.setattr(
+        "service.auth.person_of", lambda *given: (asked.append(1), go.wait(60), real(*given))[2]
+    )
+    wrong = httpx.Client(base_url=narrow.anonymous.base_url, headers={"Authorization": "Bearer sl_wrong"})
+    answers: list[httpx.Response] = []
+    storm = threading.Thread(target=lambda: answers.extend(at_once(wrong, [("GET", "/v1/me")] * 4)))
+    storm.start()
+    try:
+        wait_until(lambda: narrow.app.state.admission.strangers._all == 4)
+        refused = narrow.anonymous.get("/v1/me")
+        assert (refused.status_code, refused.json()["slug"]) == (429, "rate-limited")
+        assert refused.headers["retry-after"] == "1"
+        elsewhere = narrow.anonymous.get("/v1/me", headers={"X-Forwarded-For": "192.0.2.7"})
+        assert elsewhere.status_code == 401
+    finally:
+        go.set()
+        storm.join()
+        wrong.close()
+    assert statuses(answers) == {(401, None): 4}
+
+
+@pytest.mark.parametrize("key", [None, "Bearer sl_guess", "Basic dTpw"])
+def test_an_address_without_a_good_key_is_told_to_wait_and_known_keys_are_not(key, narrow, minute):
+    headers = {"Authorization": key} if key else {}
+    assert narrow.curator.get("/v1/me").status_code == 200
+    asked = [narrow.anonymous.get("/v1/me", headers=headers) for _ in range(25)]
+    assert statuses(asked) == {(401, None): 20, (429, "45"): 5}
+    assert narrow.curator.get("/v1/me").status_code == 200
+    elsewhere = narrow.anonymous.get("/v1/me", headers=headers | {"X-Forwarded-For": "192.0.2.8"})
+    assert elsewhere.status_code == 401
+    for path in ("/healthz", "/readyz", KEYS):
+        assert narrow.anonymous.get(path).status_code == 200
+
+
+def test_good_keys_do_not_count_against_their_address(narrow, minute):
+    for _ in range(30):
+        assert narrow.person("analyst").get("/v1/me").status_code == 200
+
+
+def test_a_revoked_key_is_a_stranger_again(narrow, minute):
+    who = narrow.person("analyst")
+    assert who.get("/v1/me").status_code == 200
+    narrow.sql("UPDATE keys SET revoked_at = now() WHERE person_id = %s", who.id)
+    assert statuses([who.get("/v1/me") for _ in range(25)]) == {(401, None): 20, (429, "45"): 5}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("2001:db8:1:2::1", "2001:db8:1:2:ffff::9", True),
+        ("2001:db8:1:2::1", "2001:db8:1:3::1", False),
+        ("192.0.2.1", "192.0.2.2", False),
+        ("192.0.2.1", "::ffff:192.0.2.1", True),
+    ],
+)
+def test_an_ipv6_client_is_known_by_its_64_bit_network(one, other, same):
+    networks = [overload.network_of({"client": (address, 1)}) for address in (one, other)]
+    assert (networks[0] == networks[1]) is same
+
+
+def test_what_is_remembered_of_addresses_and_keys_is_bounded(narrow, monkeypatch, minute):
+    monkeypatch.setattr(limits, "MOST_REMEMBERED", 100)
+    rates = limits.Rates(5)
+    for address in range(1000):
+        rates.count(address)
+    assert len(rates._counts) <= 101
+    monkeypatch.setattr(overload, "REMEMBERED", 3)
+    good = narrow.app.state.admission.good
+    good.clear()
+    for _ in range(5):
+        assert narrow.person("analyst").get("/v1/me").status_code == 200
+    assert len(good) == 3
+
+
+# -- the server
+
+
+async def _address(scope, receive, send) -> None:
+    if scope["type"] == "http":
+        await PlainTextResponse(scope["client"][0])(scope, receive, send)
+
+
+@contextmanager
+def running(house: House, **settings) -> Iterator[int]:
+    """The server as `python -m service` configures it, with an application that tells a client's address."""
+    config = server.configuration(_address, house.settings.model_copy(update=settings), lifespan="off")
+    running = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            running.should_exit = True
+            thread.join()
+
+
+@pytest.mark.parametrize(("trusted", "address"), [(None, "127.0.0.1"), ("127.0.0.0/8", "192.0.2.9")])
+def test_a_forwarded_address_is_believed_of_named_proxies_alone(trusted, address, house):
+    with running(house, trusted_proxies=trusted) as port:
+        told = httpx.get(f"http://127.0.0.1:{port}/", headers={"X-Forwarded-For": "192.0.2.9"}).text
+    assert told == address
+
+
+HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD, HEAD + b"\r\n" + HEAD])
+def test_a_client_that_does_not_finish_the_head_of_a_request_is_cut_off(sent, house, monkeypatch):
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.2)
+    with running(house) as port, socket.create_connection(("127.0.0.1", port), timeout=60) as line:
+        line.sendall(sent)
+        while line.recv(4096):
+            pass
+
+
+def test_one_address_cannot_take_every_connection(house, monkeypatch):
+    monkeypatch.setattr(server, "most_connections", lambda: 6)
+    with running(house) as port, ExitStack() as lines:
+        for _ in range(3):
+            lines.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)).sendall(b"GET / ")
+        fourth = lines.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+        assert fourth.recv(1) == b""
+        other = httpx.HTTPTransport(local_address="127.0.0.2")
+        with httpx.Client(transport=other, base_url=f"http://127.0.0.1:{port}") as elsewhere:
+            assert elsewhere.get("/").text == "127.0.0.2"
+
+
+def test_a_body_that_does_not_arrive_is_given_up(house, monkeypatch):
+    monkeypatch.setattr(limits, "BODY_SECONDS", 0.2)
+    url, key = house.anonymous.base_url, house.curator.key
+    with socket.create_connection((url.host, url.port), timeout=60) as line:
+        head = f"POST /v1/datasets HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+        line.sendall(f"{head}Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n".encode())
+        assert line.recv(4096).startswith(b"HTTP/1.1 408")

@@ -1,0 +1,84 @@
+"""The HTTP server: how many connections there may be, and how long a client may take to send a request."""
+
+import asyncio
+import resource
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from core.errors import Problem
+from core.settings import ServiceSettings
+from service.overload import Slots, network_of
+
+HEAD_SECONDS = 10.0  # for the head of a request, from its first byte or from the start of the connection
+_OTHER_FILES = 100  # descriptors for everything but clients
+_MOST_FILES = 65_536
+
+
+def configuration(app: ASGIApp, settings: ServiceSettings, **where: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=limited(most_connections()),
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=3,
+        server_header=False,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+        # uvicorn would believe X-Forwarded-For of anybody on this machine.
+        proxy_headers=settings.trusted_proxies is not None,
+        forwarded_allow_ips=settings.trusted_proxies or "",
+        **where,
+    )
+
+
+def most_connections() -> int:
+    """As many as the process may open files, with the soft limit raised as far as that is allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(soft, most) - _OTHER_FILES
+
+
+def limited(total: int) -> type[H11Protocol]:
+    """A protocol with at most `total` connections, half of them from one address."""
+    slots = Slots(total=total, each=max(1, total // 2))
+
+    class Connection(H11Protocol):
+        _head: asyncio.TimerHandle | None = None
+        _counted = False
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._network = network_of({"client": self.client})
+            try:
+                slots.require(self._network)
+            except Problem:
+                return transport.abort()
+            slots.take(self._network)
+            self._counted = True
+            self._head = self.loop.call_later(HEAD_SECONDS, transport.abort)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            idle = self.cycle is None or self.cycle.response_complete
+            if idle and self._head is None:
+                self._head = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+            elif not idle:
+                self._stop_timer()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_timer()
+            if self._counted:
+                slots.give_back(self._network)
+            super().connection_lost(exc)
+
+        def _stop_timer(self) -> None:
+            if self._head is not None:
+                self._head.cancel()
+                self._head = None
+
+    return Connection
