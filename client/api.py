@@ -12,6 +12,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 ENDED = ("trained", "failed", "cancelled")
-CHECKED = ("ready", "held", "rejected", "deleted")
+UNCHECKED = ("draft", "uploading", "checking")
 
 _ATTEMPTS = 3
+_LARGEST = 256 << 20  # bytes of an answer
+_OF_TRANSFER = ("content-encoding", "content-length", "transfer-encoding")
 _RECONNECTS = 10
 _LONGEST_WAIT = 30.0
 # The first pricing of a large plan takes seconds; a silent network is noticed by the connect limit.
@@ -119,7 +122,7 @@ class Sluice:
 
     def checked(self, id: str) -> Json:
         """Waits until a sealed dataset is `ready`, `held` for review, or `rejected` with a fault."""
-        return self._settled(lambda: self.dataset(id), lambda found: found["state"] in CHECKED)
+        return self._settled(lambda: self.dataset(id), lambda found: found["state"] not in UNCHECKED)
 
     def review_dataset(self, id: str, decision: str, *, reason: str, account: str | None = None) -> Json:
         """An admin's decision about a held dataset: `accept`, `join` an account, or `reject`."""
@@ -172,6 +175,7 @@ class Sluice:
                     if not answer.is_success:
                         answer.read()
                         raise _refusal(answer)
+                    failures += 1  # unless it says something
                     for job in _events(answer.iter_lines()):
                         failures = 0
                         if job != last:
@@ -183,6 +187,8 @@ class Sluice:
                 failures += 1
                 if failures > _RECONNECTS:
                     raise self._unreachable(problem) from None
+            if failures > _RECONNECTS:
+                raise ValueError("a stream of events without any")
             self._pause(min(5.0, 0.2 * 2**failures))
 
     def diagnostics(self, id: str, format: str = "jsonl") -> bytes:
@@ -413,9 +419,11 @@ class Sluice:
         while True:
             page = self._get(path, cursor=cursor, **query)
             yield from page["items"]
-            cursor = page["next"]
-            if cursor is None:
+            if page["next"] is None:
                 return
+            if page["next"] == cursor:
+                raise ValueError("the page after this one is this one")
+            cursor = page["next"]
 
     def _settled(self, look: Callable[[], Json], done: Callable[[Json], bool]) -> Json:
         """Looks again, less and less often, until it is done."""
@@ -431,7 +439,7 @@ class Sluice:
             return None
         try:
             return answer.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             raise _stranger(answer) from None
 
     def _send(
@@ -451,7 +459,8 @@ class Sluice:
         for left in reversed(range(_ATTEMPTS)):
             wait = 0.5
             try:
-                answer = self._http.request(method, path, params=given, json=body, headers=headers)
+                sent = self._http.build_request(method, path, params=given, json=body, headers=headers)
+                answer = _read(self._http.send(sent, stream=True))
             except httpx.TransportError as problem:
                 never_sent = isinstance(problem, httpx.ConnectError | httpx.ConnectTimeout)
                 if not left or not (harmless or never_sent):
@@ -497,6 +506,18 @@ def _part(id: str) -> str:
     return quote(str(id), safe="") or "-"
 
 
+def _read(answer: httpx.Response) -> httpx.Response:
+    """All of an answer, unless it is larger than any this service gives."""
+    body = bytearray()
+    with closing(answer):
+        for part in answer.iter_bytes():
+            body += part
+            if len(body) > _LARGEST:
+                raise _stranger(answer)
+    kept = {name: value for name, value in answer.headers.items() if name not in _OF_TRANSFER}
+    return httpx.Response(answer.status_code, headers=kept, content=bytes(body), request=answer.request)
+
+
 def _retry_after(answer: httpx.Response) -> float:
     try:
         return max(0.5, float(answer.headers.get("Retry-After", "1")))
@@ -509,8 +530,10 @@ def _refusal(answer: httpx.Response) -> Refused:
         body = answer.json()
         named = {name: body.pop(name) for name in ("status", "slug", "title", "detail")}
         body.pop("type", None)
-        return Refused(**named, **body)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        refused = Refused(**named | {"status": answer.status_code}, **body)
+        json.dumps([str(refused), refused.to_dict()], allow_nan=False)  # it can be shown, in both ways
+        return refused
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return _stranger(answer)
 
 

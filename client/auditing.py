@@ -1,9 +1,7 @@
 """`sluice audit-log`: who did, saw or downloaded what, from where, when; and whether the log is whole."""
 
 import json
-import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -11,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from client.connection import connected, listing, output, when
+from client.connection import connected, listing, output, when, write_lines
 from client.problems import CannotRun
+from client.terminal import dumps
 
 if TYPE_CHECKING:
     from client.api import Json, Sluice
@@ -73,15 +72,8 @@ def export(
     ] = None,
 ) -> "Json | None":
     """Rows as JSON lines, the oldest first. Without filters the file can be verified."""
-    filters, rows = _filters(since, until, person=person, action=action, object=object), 0
-    try:
-        with to.open("w") if to else nullcontext(sys.stdout) as out:
-            for row in service.audit_lines(**filters):
-                out.write(json.dumps(row) + "\n")
-                rows += 1
-    except OSError:
-        at = to or "standard output"
-        raise CannotRun(f"{at} cannot be written: name another file with --out") from None
+    filters = _filters(since, until, person=person, action=action, object=object)
+    rows = write_lines((dumps(row).encode() + b"\n" for row in service.audit_lines(**filters)), to)
     return {"rows": rows, "to": str(to)} if to else None
 
 

@@ -6,13 +6,14 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from client.problems import CannotRun, Refused
+from client.problems import CannotRun, NotUnderstood, Refused
+from client.terminal import console, dumps, inert
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -92,10 +93,8 @@ def connect(url: str | None, key: str | None) -> "Sluice":
 
 
 def output(*, stderr: bool = False) -> "Console":
-    """A console that prints what it is given: names in answers are no markup."""
-    from rich.console import Console
-
-    return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+    """A console that prints what it is given: names in answers are neither markup nor commands."""
+    return console(stderr=stderr)
 
 
 def facts(*rows: tuple[str, ...]) -> None:
@@ -106,7 +105,7 @@ def facts(*rows: tuple[str, ...]) -> None:
     for _ in rows[0]:
         table.add_column(overflow="fold")  # a digest that is cut short is none
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(inert(cell, lines=False) for cell in row))
     output().print(table)
 
 
@@ -115,7 +114,7 @@ def listing(*columns: str, rows: Iterable[tuple[str, ...]]) -> None:
 
     table = Table(*columns)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(inert(cell, lines=False) for cell in row))
     output().print(table)
 
 
@@ -137,10 +136,13 @@ def bar(unit: str) -> Iterator[Callable[..., None]]:
     """
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console, shown = output(stderr=True), size if unit == "bytes" else "{:,}".format
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[at]}"))
-    more = (TimeRemainingColumn(), TextColumn("{task.fields[word]}"))
-    with Progress(*columns, *more, console=console, disable=not console.is_terminal) as progress:
+    out, shown = output(stderr=True), size if unit == "bytes" else "{:,}".format
+    description, at, word = (
+        TextColumn(f"{{task.{field}}}", markup=False)
+        for field in ("description", "fields[at]", "fields[word]")
+    )
+    columns, more = (description, BarColumn(), at), (TimeRemainingColumn(), word)
+    with Progress(*columns, *more, console=out, disable=not out.is_terminal) as progress:
         task = progress.add_task("waiting", total=None, at="", word="")
 
         def update(description: str, done: int, total: int, word: str = "") -> None:
@@ -148,6 +150,7 @@ def bar(unit: str) -> Iterator[Callable[..., None]]:
             rate = f", {shown(round(speed))} a second" if speed and unit == "bytes" else ""
             rate = f", {speed:,.1f} {unit} a second" if speed and unit != "bytes" else rate
             at = f"{shown(done)} of {shown(total)}{rate}"
+            description, word = inert(description, lines=False), inert(word, lines=False)
             progress.update(task, description=description, completed=done, total=total, at=at, word=word)
 
         yield update
@@ -156,7 +159,7 @@ def bar(unit: str) -> Iterator[Callable[..., None]]:
 def save_bytes(body: bytes, to: Path | None) -> dict[str, Any] | None:
     """Into a file, or to standard output."""
     if to is None:
-        sys.stdout.buffer.write(body)
+        write_bytes(body)
         return None
     try:
         to.write_bytes(body)
@@ -165,13 +168,46 @@ def save_bytes(body: bytes, to: Path | None) -> dict[str, Any] | None:
     return {"to": str(to), "bytes": len(body)}
 
 
+def _is_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def write_bytes(body: bytes) -> None:
+    """To standard output as it is; to a terminal as text that it does not obey."""
+    if _is_terminal():
+        sys.stdout.write(inert(body.decode(errors="replace")))
+    else:
+        sys.stdout.buffer.write(body)
+
+
+def write_lines(parts: Iterable[bytes], to: Path | None) -> int:
+    """Into a file, all of it or nothing, or to standard output; gives the number of lines."""
+    lines = 0
+    new = to.with_name(f".{to.name}.{os.getpid()}") if to else None
+    try:
+        with new.open("wb") if new else nullcontext() as out:
+            for part in parts:
+                out.write(part) if out else write_bytes(part)
+                lines += part.count(b"\n")
+        if new and to:
+            new.replace(to)
+    except OSError:
+        at = to or "standard output"
+        raise CannotRun(f"{at} cannot be written: name another file with --out") from None
+    finally:
+        if new:
+            with suppress(OSError):
+                new.unlink(missing_ok=True)
+    return lines
+
+
 def print_json(value: Any) -> None:
     """One document; or, of something that goes on, one line whenever there is news."""
     if isinstance(value, Iterator):
         for one in value:
-            print(json.dumps(one, allow_nan=False), flush=True)
+            print(dumps(one), flush=True)
     else:
-        print(json.dumps(value, allow_nan=False))
+        print(dumps(value))
 
 
 def with_options(command: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> None:
@@ -179,6 +215,20 @@ def with_options(command: Callable[..., None], parameters: Iterable[inspect.Para
     named = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
     command.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
     command.__annotations__ = {}
+
+
+@contextmanager
+def understanding(url: str) -> Iterator[None]:
+    """Answers are read as they should be. One that is not makes a sentence of whatever went wrong."""
+    from click import ClickException
+    from click.exceptions import Abort, Exit
+
+    try:
+        yield
+    except (CannotRun, OSError, ClickException, Abort, Exit):
+        raise
+    except Exception as problem:
+        raise NotUnderstood(url, problem) from None
 
 
 def connected(
@@ -192,7 +242,7 @@ def connected(
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
         def command(*, url: str | None, key: str | None, as_json: bool, **options: Any) -> None:
-            with connect(url, key) as service:
+            with connect(url, key) as service, understanding(service.url):
                 result = function(service, **options)
                 if result is not None:
                     (print_json if as_json else show)(result)
@@ -231,14 +281,15 @@ def login(url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
         )
     key = key.strip()
     if key.startswith(INVITATION_PREFIX):
-        with Sluice(url) as service:
-            key = service.redeem(key)["key"]
+        with Sluice(url) as service, understanding(service.url):
+            key = str(service.redeem(key)["key"])
         try:
             save(service.url, key)
         except CannotRun as problem:  # the invitation is used up: the key must not be lost
             raise CannotRun(f"{problem}; your key, shown this once: {key}") from None
-    with Sluice(url, key) as service:
+    with Sluice(url, key) as service, understanding(service.url):
         who = service.me()
+        named = f"{who['name']} ({who['role']})"
         path = save(service.url, key)
         with suppress(Refused):  # an older service signs nothing
             meet(service, again=True)
@@ -246,7 +297,7 @@ def login(url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
         if as_json:
             print_json({"url": service.url, "file": str(path), **who})
         else:
-            output().print(f"{who['name']} ({who['role']}) at {service.url}; kept in {path}")
+            output().print(f"{named} at {service.url}; kept in {path}")
 
 
 def saved_url() -> str | None:

@@ -11,6 +11,7 @@ import typer
 from client.connection import bar, connected, facts, listing, output
 from client.problems import CannotRun
 from client.quote import RelationName, image_size
+from client.terminal import inert
 
 if TYPE_CHECKING:
     from client.api import Json, Sluice
@@ -144,7 +145,8 @@ def add(
     if not file.is_file():
         raise CannotRun(f"{file} is not a file: name the one with the records")
     id = service.register(body)["id"]
-    print(f"dataset {id}; a cut upload goes on with: sluice datasets upload {id} {file}", file=sys.stderr)
+    more = f"a cut upload goes on with: sluice datasets upload {id} {file}"
+    print(inert(f"dataset {id}; {more}", lines=False), file=sys.stderr)
     return _send(service, id, file, detach)
 
 

@@ -9,6 +9,7 @@ import typer
 
 from client.connection import connected, listing, output
 from client.problems import CannotRun
+from client.terminal import inert
 
 if TYPE_CHECKING:
     from client.api import Json, Sluice
@@ -58,7 +59,7 @@ def show_keys(keys: "list[Json]") -> None:
 
 def show_fresh(fresh: "Json") -> None:
     output(stderr=True).print(f"key {fresh['id']}, until {fresh['expires_at'][:10]}; shown this once:")
-    print(fresh["key"])
+    print(inert(fresh["key"], lines=False))
 
 
 def show_invitation(made: "Json") -> None:
@@ -67,7 +68,7 @@ def show_invitation(made: "Json") -> None:
         say(f"an admin needs two: another admin confirms it with sluice people confirm {made['id']}")
     else:
         say(f"invitation, good once, until {made['expires_at'][:10]}, for sluice login; shown this once:")
-        print(made["invitation"])
+        print(inert(made["invitation"], lines=False))
 
 
 def show_invitations(found: "list[Json]") -> None:

@@ -1,16 +1,14 @@
 """`sluice ledger`: what every account was granted, holds and has spent; checked here, row by row."""
 
-import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from client.connection import connected, listing, output
+from client.connection import connected, listing, output, write_lines
 from client.problems import CannotRun
 
 if TYPE_CHECKING:
@@ -100,16 +98,7 @@ def export(
         parts = service.ledger_csv(account)
     else:
         parts = _json_lines(row for page in pages(service, account) for row in page["entries"])
-    rows = -1 if format is FormatName.CSV else 0
-    try:
-        with to.open("wb") if to else nullcontext(sys.stdout.buffer) as out:
-            for part in parts:
-                out.write(part)
-                rows += part.count(b"\n")
-    except OSError:
-        raise CannotRun(
-            f"{to or 'standard output'} cannot be written: name another file with --out"
-        ) from None
+    rows = write_lines(parts, to) - (format is FormatName.CSV)
     return {"account": account, "rows": rows, "to": str(to)} if to else None
 
 

@@ -7,7 +7,6 @@ if sys.argv[1:2] == ["quote"] and "--help" not in sys.argv:
 
     limits.warm_up()  # before all else: the second process loads its arithmetic while this one loads its own
 
-import json
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +15,7 @@ import typer
 
 from client import auditing, connection, datasets, jobs, keys, ledger, quote, releases, teams, verify
 from client.problems import CannotRun
+from client.terminal import dumps, inert
 
 app = typer.Typer(
     help="Releases synthetic data under differential privacy, with an epsilon that is true.",
@@ -176,8 +176,8 @@ def main() -> None:
         app()
     except CannotRun as problem:
         if "--json" in sys.argv[1:]:
-            print(json.dumps({"problem": problem.to_dict()}))
-        print(f"sluice: {problem}", file=sys.stderr)
+            print(dumps({"problem": problem.to_dict()}))
+        print(f"sluice: {inert(problem)}", file=sys.stderr)
         sys.exit(problem.exit_code)
 
 

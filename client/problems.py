@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from client.terminal import inert
+
 if TYPE_CHECKING:
     from privacy.problems import Problem
 
@@ -25,11 +27,27 @@ class Refused(CannotRun):
 
     def __str__(self) -> str:
         shown = {k: v for k, v in self.fields.items() if k != "request_id" or self.status >= 500}
-        return "\n".join([f"{self.title}: {self.detail}", *(f"  {line}" for line in _lines(shown))])
+        lines = f"{self.title}: {self.detail}", *(f"  {line}" for line in _lines(shown))
+        return "\n".join(inert(line, lines=False) for line in lines)
 
     def to_dict(self) -> dict[str, Any]:
         named = {"status": self.status, "slug": self.slug, "title": self.title, "detail": self.detail}
         return named | self.fields
+
+
+class NotUnderstood(CannotRun):
+    """An answer of another form than expected; says where that was noticed, and no value of it."""
+
+    def __init__(self, url: str, problem: Exception) -> None:
+        import traceback
+        from pathlib import Path
+
+        place = traceback.extract_tb(problem.__traceback__)[-1]
+        at = f"{type(problem).__name__}, {Path(place.filename).name}:{place.lineno}"
+        super().__init__(
+            f"{url} gave an answer that this version does not understand ({at}): "
+            "look at --url, or ask its operator which version it runs"
+        )
 
 
 class NotVerified(CannotRun):

@@ -1,7 +1,6 @@
 """`sluice quote`: what a plan, an event or a list of events costs, worked out here, without a server."""
 
 import inspect
-import json
 import re
 import sys
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from client.connection import AsJson, with_options
+from client.terminal import dumps, inert
 
 if TYPE_CHECKING:
     from client.pricing import Terms
@@ -115,11 +115,11 @@ def priced(
             result = price(Terms(epsilon, delta, relation.replace("-", "_"), order), **options)
         except Problem as problem:
             if as_json:
-                print(json.dumps({"problem": problem.to_dict()}))
-            print(f"{problem.title}: {problem.detail}", file=sys.stderr)
+                print(dumps({"problem": problem.to_dict()}))
+            print(inert(f"{problem.title}: {problem.detail}"), file=sys.stderr)
             raise typer.Exit(2) from None
         curve = result.pop("curve", list)  # worked out if it is shown
-        print(json.dumps(result, allow_nan=False)) if as_json else show(result, curve())
+        print(dumps(result)) if as_json else show(result, curve())
 
     shared = [each for each in inspect.signature(command).parameters.values() if each.name != "options"]
     with_options(command, [*own, *shared])

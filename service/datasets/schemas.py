@@ -13,7 +13,10 @@ from privacy.relation import Relation
 from service.auth import Who
 from service.deps import Body, View
 
-Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+# Neither controls nor marks that turn the direction of writing: a terminal or a page may obey them.
+_ACTIVE = r"\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+NOTE = rf"^[^\x00-\x08\x0b-\x1f{_ACTIVE}]*$"
+Text = Annotated[str, Field(min_length=1, max_length=200, pattern=rf"^[^\x00-\x1f{_ACTIVE}]+$")]
 
 
 def _whole(value: Any) -> Any:

@@ -9,11 +9,11 @@ from pydantic import Field
 from core.tables import Account, Dataset, Job, Release
 from privacy import owners
 from privacy.relation import Relation
-from service.datasets.schemas import Budget, Text, Whole
+from service.datasets.schemas import NOTE, Budget, Text, Whole
 from service.deps import Body, View
 from service.jobs.schemas import Readings
 
-Note = Annotated[str, Field(max_length=2000, pattern=r"^[^\x00-\x08\x0b-\x1f\x7f]*$")]
+Note = Annotated[str, Field(max_length=2000, pattern=NOTE)]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$", examples=["5e88" * 16])]
 Format = Literal["parquet", "npz", "png"]
 Audience = Literal["granted", "everyone"]

@@ -720,7 +720,7 @@ AT_HOME = {("releases", "verify"), ("releases", "sample"), ("releases", "classif
 
 def test_every_command_has_json_and_the_connection():
     groups = typer.main.get_command(app).commands
-    for group in ("datasets", "jobs", "releases", "ledger", "people", "keys", "teams"):
+    for group in ("datasets", "jobs", "releases", "ledger", "audit-log", "people", "keys", "teams"):
         for name, command in groups[group].commands.items():
             options = {option for each in command.params for option in each.opts}
             assert ({"--json"} if (group, name) in AT_HOME else {"--json", "--url", "--key"}) <= options, name

@@ -480,3 +480,13 @@ def test_a_key_goes_with_the_state_whoever_deletes_and_is_otherwise_fixed(house)
             house.sql("UPDATE datasets SET wrapped_key = NULL WHERE id = %s", id, role=role)
     house.sql("UPDATE datasets SET state = 'deleted' WHERE id = %s", id, role="service")
     assert house.sql("SELECT wrapped_key FROM datasets WHERE id = %s", id) == [(None,)]
+
+
+@pytest.mark.parametrize(
+    "mark", ["\x1b[2J", "\x9b31m", "\x7f", "\u202e", "\u2066", "\u200f", "\u2028", "\r", "\n"]
+)
+def test_a_name_that_a_terminal_would_obey_is_refused(house, mark):
+    body = {"name": f"a{mark}b", "schema": IMAGES, "nominal_size": 1, "budget": BUDGET}
+    answer = house.curator.post("/v1/datasets", json=body)
+    assert (answer.status_code, answer.json()["slug"]) == (422, "invalid-request")
+    assert house.register(house.curator, name="Ärzte – 医院 أطباء")["name"] == "Ärzte – 医院 أطباء"
