@@ -23,8 +23,8 @@ def limit(house, team, **quotas):
     return answer.json()
 
 
-def sign(who, id, size, numbers=(1,)):
-    assert who.post(f"/v1/datasets/{id}/upload").status_code == 200
+def sign(house, who, id, size, numbers=(1,)):
+    assert house.begin(who, id).status_code == 200
     return who.post(f"/v1/datasets/{id}/upload/urls", json={"numbers": list(numbers), "size": size})
 
 
@@ -43,30 +43,31 @@ def test_an_upload_counts_before_its_first_part_is_signed(house, people):
     one, other, team = people
     limit(house, team, bytes=100)
     first, second = house.register(one)["id"], house.register(other)["id"]
-    assert sign(one, first, 70).status_code == 200
-    refused(sign(other, second, 31), 70, 100)
-    assert sign(other, second, 30).status_code == 200
+    assert sign(house, one, first, 70).status_code == 200
+    refused(sign(house, other, second, 31), 70, 100)
+    assert sign(house, other, second, 30).status_code == 200
     assert limit(house, team, bytes=100)["bytes"] == 100
-    refused(sign(one, house.register(one)["id"], 1), 100, 100)
+    refused(sign(house, one, house.register(one)["id"], 1), 100, 100)
     assert one.delete(f"/v1/datasets/{first}").is_success
-    refused(sign(one, house.register(one)["id"], 70), 100, 100)  # until the store has none of it any more
+    refused(
+        sign(house, one, house.register(one)["id"], 70), 100, 100
+    )  # until the store has none of it any more
     house.sql("UPDATE datasets SET removed_at = now() WHERE id = %s", first, role="train")
-    assert sign(one, house.register(one)["id"], 70).status_code == 200
+    assert sign(house, one, house.register(one)["id"], 70).status_code == 200
 
 
 def test_where_bytes_are_limited_an_address_takes_what_was_declared_and_no_more(house, people):
     one, _, team = people
     limit(house, team, bytes=1000)
     id = house.register(one)["id"]
-    without = one.post(f"/v1/datasets/{id}/upload")
-    assert without.status_code == 200
+    assert house.begin(one, id).status_code == 200
     without = one.post(f"/v1/datasets/{id}/upload/urls", json={"numbers": [1]})
     assert (without.status_code, without.json()["slug"]) == (422, "size-needed")
-    url = sign(one, id, 8).json()["parts"][0]["url"]
+    url = sign(house, one, id, 8).json()["parts"][0]["url"]
     assert httpx.put(url, content=b"x" * 9).status_code == 403
     assert httpx.put(url, content=b"x" * 5000).status_code == 403
-    assert sign(one, id, 9).json()["slug"] == "wrong-state"  # declared once
-    assert sign(one, id, 8, numbers=[1, 2]).json()["slug"] == "size-mismatch"
+    assert sign(house, one, id, 9).json()["slug"] == "wrong-state"  # declared once
+    assert sign(house, one, id, 8, numbers=[1, 2]).json()["slug"] == "size-mismatch"
     assert httpx.put(url, content=b"x" * 8).status_code == 200
     assert house.seal(one, id, b"x" * 8).status_code == 202
 
@@ -94,7 +95,7 @@ def test_many_uploads_at_once_share_one_quota(house, people):
     limit(house, team, bytes=35)
     ids = [(who, house.register(who)["id"]) for who in (one, other) for _ in range(10)]
     with ThreadPoolExecutor(20) as pool:
-        told = list(pool.map(lambda each: sign(*each, 10).status_code, ids))
+        told = list(pool.map(lambda each: sign(house, *each, 10).status_code, ids))
     assert sorted(told) == [200] * 3 + [409] * 17
 
 
@@ -153,7 +154,7 @@ def test_a_person_without_a_team_has_the_default_of_the_site_alone(servers):
         one, other = site.person("curator"), site.person("curator")
         for who in (one, other):  # not together
             id, content = site.register(who)["id"], b"x" * 63 + who.name[-1:].encode()
-            url = sign(who, id, 64).json()["parts"][0]["url"]
+            url = sign(site, who, id, 64).json()["parts"][0]["url"]
             assert httpx.put(url, content=content).status_code == 200
             told = {"size": 64, "sha256": hashlib.sha256(content).hexdigest()}
             assert who.post(f"/v1/datasets/{id}/seal", json=told).status_code == 202
@@ -163,7 +164,7 @@ def test_a_person_without_a_team_has_the_default_of_the_site_alone(servers):
             job = site.job(who, id, target={"epsilon": 0.1})
             assert (job.status_code, job.json()["limit_seconds"]) == (202, 60)
             refused(site.job(who, id, target={"epsilon": 0.1}), 1, 1)
-        refused(sign(one, site.register(one)["id"], 1), 64, 64)
+        refused(sign(site, one, site.register(one)["id"], 1), 64, 64)
         team = site.team(one)
         told = limit(site, team, bytes=1000)
         assert told["quotas"] == {"bytes": 1000, "jobs": 1, "job_seconds": 60}
