@@ -393,11 +393,12 @@ def test_watching_ends_with_the_job(site, sluice, plan):
 
     def train():
         for change in steps:
-            time.sleep(1.2)
-            with site.engine.begin() as connection:
-                connection.execute(
-                    text(f"UPDATE jobs SET {change} WHERE owner_id = :me"), {"me": site.curator_id}
-                )
+            changed = 0
+            while not changed:  # the first one waits until there is a job
+                time.sleep(1.2)
+                with site.engine.begin() as connection:
+                    query = text(f"UPDATE jobs SET {change} WHERE owner_id = :me")
+                    changed = connection.execute(query, {"me": site.curator_id}).rowcount
 
     worker = threading.Thread(target=train)
     worker.start()
