@@ -34,9 +34,9 @@ class NewQuotas(Body):
     """Null, or left out: the default of the site."""
 
     bytes: _Count | None = Field(
-        default=None, description="Of its datasets, until the store has none of them."
+        default=None, description="Of its datasets, until the store has none of them.", examples=[10**12]
     )
-    jobs: _Count | None = Field(default=None, description="That wait or run at once.")
+    jobs: _Count | None = Field(default=None, description="That wait or run at once.", examples=[4])
     job_seconds: Annotated[Whole, Field(ge=1, le=2**53)] | None = Field(
         default=None, description="That one job may run. Counts for jobs that are made from now on."
     )
