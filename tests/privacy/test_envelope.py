@@ -100,7 +100,9 @@ def test_what_was_altered_is_refused(how):
         Stream(KEY, "a").decrypt(b"".join(ALTERED[how](sealed)))
 
 
-@pytest.mark.parametrize(("key", "context"), [(new_key(), "a"), (KEY, "b"), (KEY, "")])
+@pytest.mark.parametrize(
+    ("key", "context"), [(new_key(), "a"), (KEY, "b"), (KEY, "")], ids=["key", "purpose", "none"]
+)
 def test_another_key_or_purpose_does_not_open_it(key, context):
     sealed = Stream(KEY, "a").encrypt(b"text")
     with pytest.raises(CannotDecrypt):
