@@ -5,11 +5,10 @@ wrong ones or good ones that are new to this process, are *strangers* and count 
 from. Strangers and proven requests have separate places, so the first never take those of the second.
 """
 
-import asyncio
 import hashlib
 import ipaddress
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from types import SimpleNamespace
 
@@ -26,7 +25,6 @@ from service.limits import Rates, TooMany
 
 REMEMBERED = 10_000  # credentials that were good
 STRANGERS_THREADS = 4  # look up credentials that are not proven; the other threads are for proven requests
-AT_A_TIME = 16
 _LOG_EVERY = 10.0
 _log = log.get("overload")
 
@@ -133,7 +131,7 @@ Answer = Callable[[Request], Awaitable[Response]]
 
 
 class Overload:
-    """Gives answers that are in memory at once, refuses above the bounds, starts a few of the rest at a time.
+    """Gives answers that are in memory at once, refuses above the bounds.
 
     An answer from memory costs no more than a refusal, so it has no limit. Neither is logged line by line, or
     a storm would fill the disk; metrics count both.
@@ -141,8 +139,6 @@ class Overload:
 
     def __init__(self, app: ASGIApp, admission: Admission, in_memory: Mapping[str, Answer]) -> None:
         self.app, self.admission, self.in_memory = app, admission, in_memory
-        self._turns: deque[asyncio.Future[None]] = deque()
-        self._started = 0
         self._refused, self._logged = 0, 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -172,31 +168,9 @@ class Overload:
             await send(message)
 
         try:
-            await self._turn()
             await self.app(scope, receive, send_and_release)
         finally:
             ticket.close()
-
-    async def _turn(self) -> None:
-        """Waits until the event loop has looked at all that arrived, if many requests start at once."""
-        loop = asyncio.get_running_loop()
-        if not self._started:
-            loop.call_soon(self._next_turns)
-        if self._started < AT_A_TIME:
-            self._started += 1
-            return
-        turn = loop.create_future()
-        self._turns.append(turn)
-        await turn
-
-    def _next_turns(self) -> None:
-        self._started = min(AT_A_TIME, len(self._turns))
-        for _ in range(self._started):
-            turn = self._turns.popleft()
-            if not turn.done():
-                turn.set_result(None)
-        if self._started:
-            asyncio.get_running_loop().call_soon(self._next_turns)
 
     def _count_refusal(self) -> None:
         self._refused += 1

@@ -325,6 +325,35 @@ def running(house: House, **settings) -> Iterator[int]:
             thread.join()
 
 
+def test_health_does_not_wait_for_requests_that_arrived_before_it(house, monkeypatch):
+    """Two hundred requests and then /healthz arrive while the event loop is busy with another."""
+    begun, busy, go = [], threading.Event(), threading.Event()
+
+    async def record(scope, receive, send):
+        begun.append(scope["path"])
+        if scope["path"] == "/busy":
+            busy.set()
+            go.wait(60)  # holds the event loop itself
+        await PlainTextResponse("")(scope, receive, send)
+
+    def line():
+        return lines.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+
+    monkeypatch.setattr(f"{__name__}._address", record)
+    with running(house) as port, ExitStack() as lines:
+        others, health_line, first = [line() for _ in range(200)], line(), line()
+        first.sendall(b"GET /busy HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert busy.wait(60)
+        for number, other in enumerate(others):
+            other.sendall(f"GET /{number} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        health_line.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        go.set()
+        for each in (*others, health_line, first):
+            assert each.recv(4096).startswith(b"HTTP/1.1 200")
+    assert sorted(begun) == sorted(["/busy", "/healthz", *(f"/{number}" for number in range(200))])
+    assert begun.index("/healthz") <= 2 * server.AT_A_TIME
+
+
 @pytest.mark.parametrize(("trusted", "address"), [(None, "127.0.0.1"), ("127.0.0.0/8", "192.0.2.9")])
 def test_a_forwarded_address_is_believed_of_named_proxies_alone(trusted, address, house):
     with running(house, trusted_proxies=trusted) as port:
