@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from starlette.status import HTTP_201_CREATED
 
 from core.errors import NotFound
-from core.people import NameTaken
+from core.people import NameTaken, require_independent
 from core.tables import Dataset, Person, Team
 from service import quotas
 from service.auth import Admin
@@ -97,8 +97,11 @@ def set_quotas(id: uuid.UUID, body: NewQuotas, _: Admin, session: SessionDep, re
 
 
 @router.post("/people/{id}/team")
-def move(id: uuid.UUID, body: Membership, _: Admin, session: SessionDep) -> PersonView:
-    """Put a person into a team, or into none. What they registered in a team stays with it."""
+def move(id: uuid.UUID, body: Membership, who: Admin, session: SessionDep) -> PersonView:
+    """Put a person into a team, or into none. What they registered in a team stays with it.
+
+    An admin who invited the person lately leaves that to another one: they could have the person's key.
+    """
     if body.team is not None and session.get(Team, body.team) is None:
         raise NotFound("There is no such team.")
     moved = session.scalars(
@@ -106,6 +109,8 @@ def move(id: uuid.UUID, body: Membership, _: Admin, session: SessionDep) -> Pers
     ).one_or_none()
     if moved is None:
         raise NotFound("There is no such person.")
+    if body.team is not None:
+        require_independent(session, id, who.id)
     if body.datasets and body.team is not None:
         alone = (Dataset.owner_id == id, Dataset.team_id.is_(None))
         session.execute(update(Dataset).where(*alone).values(team_id=body.team))

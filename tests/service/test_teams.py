@@ -113,6 +113,18 @@ def test_datasets_of_no_team_go_along_only_if_that_is_said(house):
     assert listed(mate, "datasets") == {dataset}
 
 
+def test_whom_an_admin_invited_another_admin_puts_into_a_team(house):
+    """Or one admin could redeem an invitation, join any team and read its data."""
+    puppet = house.invited(house.admin, "curator")
+    path, body = f"/v1/admin/people/{puppet.id}/team", {"team": house.team(house.person("curator"))}
+    refused = house.admin.post(path, json=body)
+    assert (refused.status_code, refused.json()["slug"]) == (403, "not-independent")
+    assert puppet.get("/v1/me").json()["team"] is None
+    assert house.admin2.post(path, json=body).status_code == 200
+    assert house.admin.post(path, json={"team": None}).status_code == 200
+    assert puppet.get("/v1/me").json()["team"] is None
+
+
 def test_teams_that_do_not_exist_and_names_that_do_are_refused(house):
     path = f"/v1/admin/people/{house.mate.id}/team"
     assert house.admin.post(path, json={"team": str(uuid.uuid4())}).status_code == 404
