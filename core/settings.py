@@ -166,7 +166,7 @@ class ServiceSettings(_WithObjects):
     anonymous_at_once: Annotated[int, Field(ge=1)] = 250  # under way without a valid key, of one address
     requests_waiting: Annotated[int, Field(ge=1)] = 500  # under way; as many again without a valid key
     # Reverse proxies (addresses or networks, with commas) whose X-Forwarded-For names a client's address.
-    trusted_proxies: str | None = None
+    trusted_proxies: Annotated[str, Field(pattern=r"^[^*]*$")] | None = None
     # People a release needs: author and approver. A site of one person sets 1, and its releases say so.
     reviewers: Annotated[int, Field(ge=1, le=2)] = 2
     # Budgets above these wait for a second person: epsilon, delta, and delta times the declared records.

@@ -13,6 +13,7 @@ from core.errors import Problem
 
 MOST_REMEMBERED = 100_000  # keys or addresses that are counted at a time
 BODY_SECONDS = 60.0
+STRANGERS_BODY_SECONDS = 5.0  # where a body is read of somebody without a key
 LARGEST_BODY = 1 << 20  # rows travel straight to the bucket; a request only describes them
 
 
@@ -29,7 +30,9 @@ class Bodies:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        seen, complete, deadline = 0, False, asyncio.get_running_loop().time() + BODY_SECONDS
+        known = any(name == b"authorization" for name, _ in scope["headers"])
+        deadline = asyncio.get_running_loop().time() + (BODY_SECONDS if known else STRANGERS_BODY_SECONDS)
+        seen, complete = 0, False
 
         async def counted() -> Message:
             nonlocal seen, complete

@@ -24,6 +24,7 @@ from service import problems
 from service.limits import Rates, TooMany
 
 REMEMBERED = 10_000  # credentials that were good
+REDEEM = "/v1/invitations/redeem"
 STRANGERS_THREADS = 4  # look up credentials that are not proven; the other threads are for proven requests
 _LOG_EVERY = 10.0
 _log = log.get("overload")
@@ -64,8 +65,10 @@ class Admission:
 
     def __init__(self, settings: ServiceSettings) -> None:
         waiting = settings.requests_waiting
-        self.proven = Slots(total=waiting, each=waiting)
+        self.proven = Slots(total=waiting, each=max(1, waiting // 2))
         self.strangers = Slots(total=waiting, each=settings.anonymous_at_once)
+        # Its body is read of anybody, so that it has few places, and they are not those of people signing in.
+        self.redeeming = Slots(total=50, each=5)
         self.strangers_threads = CapacityLimiter(STRANGERS_THREADS)
         self.rates = Rates(settings.anonymous_per_minute)
         self.good: OrderedDict[bytes, None] = OrderedDict()  # digests of credentials, the newest last
@@ -73,16 +76,20 @@ class Admission:
     def admit(self, scope: Scope) -> "Ticket":
         """A place among the requests under way; raises if there is none."""
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        return Ticket(self, network_of(scope), hashlib.sha256(given).digest())
+        return Ticket(self, network_of(scope), hashlib.sha256(given).digest(), scope["path"])
 
 
 class Ticket:
     """The place of one request, from its arrival to its answer."""
 
-    def __init__(self, admission: Admission, address: Hashable, credentials: bytes) -> None:
+    def __init__(self, admission: Admission, address: Hashable, credentials: bytes, path: str) -> None:
         self._admission, self._address, self._credentials = admission, address, credentials
-        self.proven = credentials in admission.good
-        self._slots, self._key = (admission.proven, None) if self.proven else (admission.strangers, address)
+        # Only a route that names roles looks the credentials up again.
+        self.proven = credentials in admission.good and path.startswith("/v1/") and path != REDEEM
+        self._slots: Slots = admission.redeeming if path == REDEEM else admission.strangers
+        self._key: Hashable = address
+        if self.proven:
+            self._slots, self._key = admission.proven, credentials
         self._slots.require(self._key)
         if not self.proven:
             admission.rates.count(address)

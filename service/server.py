@@ -14,6 +14,7 @@ from core.settings import ServiceSettings
 from service.overload import Slots, network_of
 
 HEAD_SECONDS = 10.0  # for the head of a request, from its first byte or from the start of the connection
+WRITE_SECONDS = 30.0  # for a client to take what is waiting for it
 _OTHER_FILES = 100  # descriptors for everything but clients
 _MOST_FILES = 65_536
 AT_A_TIME = 16  # requests begun in one round of the event loop
@@ -58,14 +59,19 @@ def limited(total: int) -> type[H11Protocol]:
     def begin_some(loop: asyncio.AbstractEventLoop) -> None:
         for _ in range(min(AT_A_TIME, len(waiting))):
             connection, data = waiting.popleft()
-            if not connection.transport.is_closing():
+            if connection.transport.is_closing():
+                continue
+            try:
                 connection.transport.resume_reading()
                 connection.take(data)
+            except Exception:  # asyncio does the same: one client's fault ends its own connection
+                connection.transport.abort()
         if waiting:
             loop.call_soon(begin_some, loop)
 
     class Connection(H11Protocol):
         _head: asyncio.TimerHandle | None = None
+        _unread: asyncio.TimerHandle | None = None
         _counted = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -97,8 +103,19 @@ def limited(total: int) -> type[H11Protocol]:
             elif not idle:
                 self._stop_timer()
 
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._unread = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if self._unread is not None:
+                self._unread.cancel()
+
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()
+            if self._unread is not None:
+                self._unread.cancel()
             if self._counted:
                 slots.give_back(self._network)
             super().connection_lost(exc)

@@ -88,6 +88,7 @@ class Claim:
 
     def diagnosed(self, *, lines: str, picture: str) -> None:
         """Keeps what the job's curator may see of it; an attempt that is over changes nothing."""
+        self.renew()
         row = {"fence": self.fence, "lines": lines, "picture": picture}
         kept = insert(Diagnosis).values(job_id=self.job.id, **row)
         newer = kept.on_conflict_do_update(

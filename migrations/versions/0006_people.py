@@ -52,6 +52,9 @@ CREATE FUNCTION independent(one uuid, other uuid) RETURNS boolean LANGUAGE sql S
         SELECT id AS person, created_by AS inviter FROM people, window_start WHERE created_at > at
         UNION SELECT person_id, issued_by FROM invitations, window_start WHERE used_at > at
         UNION SELECT person_id, confirmed_by FROM invitations, window_start WHERE used_at > at
+        -- Keys from before there were invitations, which an admin saw: nobody knows which one.
+        UNION SELECT person_id, '00000000-0000-0000-0000-000000000000' FROM keys, window_start
+            WHERE invitation_id IS NULL AND issued_by IS NULL AND created_at > at
     ), holders (start, person) AS (
         VALUES (one, one), (other, other)
         UNION SELECT holders.start, links.inviter FROM holders JOIN links USING (person)
@@ -85,6 +88,8 @@ BEGIN
             WHEN wanted.revoked_at IS NOT NULL THEN 'revoked' ELSE 'expired' END;
     END IF;
     UPDATE invitations SET used_at = clock_timestamp() WHERE id = wanted.id;
+    -- Whoever has one of the older keys could be making another right now; add_own_key takes this lock too.
+    PERFORM FROM people WHERE id = wanted.person_id FOR UPDATE;
     UPDATE keys SET revoked_at = now() WHERE person_id = wanted.person_id AND revoked_at IS NULL;
     UPDATE people SET disabled_at = NULL WHERE id = wanted.person_id AND disabled_at IS NOT NULL;
     INSERT INTO keys (id, person_id, label, digest, expires_at, issued_by, invitation_id)
@@ -95,6 +100,8 @@ END $$;
 CREATE FUNCTION add_own_key(current_key text, key_id uuid, key_digest bytea, key_label text,
         key_expires timestamptz) RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
+    PERFORM FROM people WHERE id = (SELECT person_id FROM keys
+        WHERE digest = sha256(convert_to(current_key, 'UTF8'))) FOR UPDATE;
     INSERT INTO keys (id, person_id, label, digest, expires_at, issued_by)
         SELECT key_id, people.id, key_label, key_digest, key_expires, people.id
         FROM keys JOIN people ON people.id = keys.person_id

@@ -363,7 +363,7 @@ def test_an_expired_list_is_refused_unless_that_is_allowed(
     assert sluice("verify", here / "b", *arguments)[0] == 0
     if how == "remembered":
         arguments = ["--offline"]
-    travel(monkeypatch, timedelta(days=6, hours=23))
+    travel(monkeypatch, timedelta(days=6))
     assert sluice("verify", here / "b", *arguments)[0] == 0
     travel(monkeypatch, timedelta(days=7, minutes=11))
     code, out, err = sluice("verify", here / "b", *arguments, "--json")

@@ -8,9 +8,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import httpx
+import psutil
 import pytest
 import uvicorn
 from fastapi import APIRouter
@@ -200,16 +202,19 @@ def statuses(answers: list[httpx.Response]) -> Counter:
 
 
 def test_above_the_bound_a_request_is_refused_at_once_and_health_answers(narrow, monkeypatch, minute):
-    assert narrow.analyst.get("/v1/me").status_code == 200  # from now on this key is proven
+    people = (narrow.analyst, narrow.curator)
+    for who in people:
+        assert who.get("/v1/me").status_code == 200  # from now on these keys are proven
     answers: list[httpx.Response] = []
     with held_up(monkeypatch) as (_, go):
-
-        def storm() -> None:
-            answers.extend(at_once(narrow.analyst, [("GET", "/v1/me")] * 12))
-
-        waiting = threading.Thread(target=storm)
-        waiting.start()
-        wait_until(lambda: narrow.app.state.admission.proven._all == 12)
+        storms = []
+        for number, who in enumerate(people, start=1):
+            send = partial(at_once, who, [("GET", "/v1/me")] * 6)
+            storms.append(threading.Thread(target=lambda send=send: answers.extend(send())))
+            storms[-1].start()
+            wait_until(lambda number=number: narrow.app.state.admission.proven._all == 6 * number)
+            if number == 1:  # one key has half of the places
+                assert statuses([who.get("/v1/me")]) == {(429, "1"): 1}
         refused = narrow.analyst.get("/v1/me")  # answered although nothing that waits is
         assert (refused.status_code, refused.json()["slug"]) == (503, "overloaded")
         assert refused.headers["retry-after"] == "2"
@@ -220,7 +225,8 @@ def test_above_the_bound_a_request_is_refused_at_once_and_health_answers(narrow,
         # Strangers have places of their own, and threads to be looked up with.
         assert narrow.anonymous.get("/v1/me").status_code == 401
         go.set()
-        waiting.join()
+        for storm in storms:
+            storm.join()
     assert statuses(answers) == {(200, None): 12}
     wait_until(lambda: narrow.app.state.admission.proven._all == 0)
 
@@ -323,6 +329,69 @@ def running(house: House, **settings) -> Iterator[int]:
         finally:
             running.should_exit = True
             thread.join()
+
+
+def test_a_client_that_breaks_the_protocol_ends_its_own_connection_alone(house):
+    """Answered before their bodies arrive, they send what is no chunk, all at the same time."""
+    url = house.anonymous.base_url
+    head = b"POST /v1/me/keys HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with ExitStack() as lines:
+        broken = [
+            lines.enter_context(socket.create_connection((url.host, url.port), timeout=60)) for _ in range(40)
+        ]
+        for line in broken:
+            line.sendall(head)
+            assert line.recv(4096).startswith(b"HTTP/1.1 401")
+        for line in broken:
+            line.sendall(b"zz\r\n")
+        assert house.curator.get("/v1/me").status_code == 200
+        assert house.anonymous.get("/openapi.json").status_code == 200
+
+
+def test_a_client_that_does_not_read_is_cut_off(house, monkeypatch):
+    monkeypatch.setattr(server, "WRITE_SECONDS", 0.2)
+
+    async def large(scope, receive, send):
+        await PlainTextResponse(b"x" * (32 << 20))(scope, receive, send)
+
+    monkeypatch.setattr(f"{__name__}._address", large)
+    with running(house) as port, socket.create_connection(("127.0.0.1", port), timeout=60) as line:
+        line.sendall(HEAD + b"\r\n")
+        wait_until(lambda: not psutil_connections(port))
+
+
+def psutil_connections(port: int) -> list[object]:
+    """Connections that the server still holds."""
+    return [
+        one
+        for one in psutil.Process().net_connections()
+        if one.laddr.port == port and one.status == psutil.CONN_ESTABLISHED
+    ]
+
+
+def test_credentials_count_as_known_only_where_they_are_looked_up(house):
+    """A key that was revoked since would otherwise have no limit on open routes."""
+    assert house.curator.get("/v1/me").status_code == 200
+    admission = house.app.state.admission
+    headers = [(b"authorization", f"Bearer {house.curator.key}".encode())]
+    proven = {}
+    for path in ("/v1/me", "/openapi.json", "/metrics", overload.REDEEM):
+        ticket = admission.admit({"headers": headers, "client": ("192.0.2.1", 1), "path": path})
+        proven[path] = ticket.proven
+        ticket.close()
+    assert proven == {"/v1/me": True, "/openapi.json": False, "/metrics": False, overload.REDEEM: False}
+
+
+def test_slow_invitations_take_no_places_of_people_who_sign_in(house):
+    admission, scope = house.app.state.admission, {"headers": [], "path": overload.REDEEM}
+    held = [admission.admit(scope | {"client": (f"192.0.2.{number // 5}", 1)}) for number in range(50)]
+    with pytest.raises(overload.Overloaded):
+        admission.admit(scope | {"client": ("192.0.2.99", 1)})
+    assert house.curator.get("/v1/me").status_code == 200
+    stranger = house.person("curator")  # a key that is new to this process
+    assert stranger.get("/v1/me").status_code == 200
+    for ticket in held:
+        ticket.close()
 
 
 def test_health_does_not_wait_for_requests_that_arrived_before_it(house, monkeypatch):
