@@ -169,22 +169,24 @@ class Container:
 
     def _script(self, command):
         root = self.image.root
+        (root / "tmp").mkdir(exist_ok=True)
+        # /tmp first: a checkout there, with its packages, is mounted into it.
         lines = ["set -e", "PATH=$PATH:/usr/sbin:/sbin", f"mount --bind {root} {root}"]
+        lines.append(f"mount -t tmpfs tmpfs {root}/tmp")
         for path in _BASE:
             here = root / path[1:]
             if Path(path).is_symlink():
                 if not here.is_symlink():
                     here.symlink_to(os.readlink(path))
             else:
-                here.mkdir(parents=True, exist_ok=True)
-                lines.append(f"mount --rbind {path} {here}")
-        for path in ("dev", "proc", "tmp", "old", "run/secrets", "etc/sluice"):
+                lines.append(f"mkdir -p {here} && mount --rbind {path} {here}")
+        for path in ("dev", "proc", "old", "run/secrets", "etc/sluice"):
             (root / path).mkdir(parents=True, exist_ok=True)
         lines += [f"mount --rbind /{path} {root}/{path}" for path in ("dev", "proc")]
         (root / "etc/hosts").write_text("127.0.0.1 localhost postgres valkey s3\n")
         (root / "etc/nsswitch.conf").write_text("hosts: files\n")
         (root / "etc/ld.so.cache").write_bytes(Path("/etc/ld.so.cache").read_bytes())
-        lines += [f"mount -t tmpfs tmpfs {root}/tmp", f"mount -t tmpfs tmpfs {root}/run/secrets"]
+        lines.append(f"mount -t tmpfs tmpfs {root}/run/secrets")
         for target, source in self.mounts.items():
             at = root / target[1:]
             if not target.startswith("/run/secrets"):

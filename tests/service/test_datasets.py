@@ -335,7 +335,7 @@ def test_names_are_for_people_and_never_part_of_an_address(house):
     """U3: what a caller calls a dataset is shown back and appears in no key."""
     names = [
         "../../etc/passwd", "/etc/passwd", "..\\..\\x", "%2e%2e%2f", "a/b/c", "C:\\x", "CON", "nul", "~root",
-        "x" * 200, "‮gnp.exe", "naïve", "数据", "😀", ".", "..", "...", "-rf", "--help", "$(id)", "`id`",
+        "x" * 200, "naïve", "数据", "😀", ".", "..", "...", "-rf", "--help", "$(id)", "`id`",
         "a;b",
         "a|b", "a&b", "a b", "'", '"', "<script>", "%00", "\\x00", "=1+1", "@SUM(A1)",
     ]  # fmt: skip
@@ -346,7 +346,7 @@ def test_names_are_for_people_and_never_part_of_an_address(house):
         [(key,)] = house.sql("SELECT object_key FROM datasets WHERE id = %s", dataset["id"])
         assert key.startswith("datasets/")
         assert uuid.UUID(hex=key.removeprefix("datasets/"))
-    for name in ("", "a\x00b", "a\nb", "\x7f", "x" * 201):
+    for name in ("", "a\x00b", "a\nb", "\x7f", "\u202egnp.exe", "x" * 201):
         body = {"name": name, "schema": IMAGES, "nominal_size": 1, "budget": BUDGET}
         assert house.curator.post("/v1/datasets", json=body).status_code == 422
 

@@ -83,6 +83,7 @@ def bodies(dataset: str) -> dict[str, tuple[str, dict]]:
     return {
         "POST /v1/datasets": {"name": "d", "schema": IMAGES, "nominal_size": 1, "budget": BUDGET,
                               "relation": "add_remove", "parent": dataset},
+        "POST /v1/datasets/{id}/upload": {"key_id": "0" * 32, "wrapped_key": "A" * 512},
         "POST /v1/datasets/{id}/upload/urls": {"numbers": [1], "size": 8},
         "POST /v1/datasets/{id}/seal": {"size": 3, "sha256": "0" * 64},
         "POST /v1/quotes": {"dataset": dataset, "plan": PLAN, "target": {"epsilon": 1.0}},

@@ -236,7 +236,7 @@ def test_a_running_job_keeps_its_checkpoint_and_nothing_of_attempts_before(place
     tidy(trainer.engine, trainer.vault)
     # 1 is what it goes on from, and 4 may be writing right now.
     assert set(left(place, job)) - {f"diagnostics/{job}/1.jsonl", f"diagnostics/{job}/1.svg"} == {
-        f"checkpoints/{job}/1", f"checkpoints/{job}/4", f"synthesizers/{job}/4/synthesizer.json",
+        f"checkpoints/{job}/1", f"checkpoints/{job}/4", f"synthesizers/{job}/4/encrypted/synthesizer.json",
     }  # fmt: skip
     tidy(trainer.engine, trainer.vault, checkpoints=timedelta(0))  # longer than this site keeps them
     assert not any(key.startswith("checkpoints/") for key in left(place, job))
