@@ -1,6 +1,7 @@
 """One person is one vote: no key that an admin has seen, no decision by two people whom one person may be."""
 
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import psycopg
@@ -154,6 +155,33 @@ def test_an_admin_who_lost_their_key_or_was_disabled_comes_back_by_two(house):
 
 def test_an_admin_does_not_invite_themselves(house):
     assert slug(house.admin.post(f"/v1/admin/people/{house.admin.id}/invitations")) == (409, "wrong-state")
+
+
+def test_a_key_that_is_made_while_an_invitation_is_redeemed_ends_with_the_older_ones(house):
+    """Somebody with a stolen key could keep a key by making new ones all the time."""
+    owner = house.invited(house.admin, "analyst")
+    invitation = house.admin.post(f"/v1/admin/people/{owner.id}/invitations").json()["invitation"]
+    with session_of(house.url("service")) as thief, ThreadPoolExecutor(1) as pool:
+        _, stolen = people.add_own_key(thief, owner.key, label="stolen", days=1)
+        redeeming = pool.submit(house.redeemed, str(owner.id), invitation)
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%redeem%%'"
+        while not house.sql(waiting) and not redeeming.done():
+            pass
+        thief.commit()
+        back = redeeming.result()
+    assert back.get("/v1/me").status_code == 200
+    assert house.caller("thief", owner.id, stolen).get("/v1/me").status_code == 401
+
+
+def test_people_with_keys_from_before_invitations_are_not_independent_of_each_other(house):
+    """An admin saw each of these keys, and nobody wrote down which one."""
+    pair = [house.person("admin").id, house.person("curator").id]
+    asked = "SELECT independent(%s, %s)"
+    assert house.sql(asked, *pair) == [(True,)]
+    house.sql("UPDATE keys SET invitation_id = NULL, issued_by = NULL WHERE person_id = ANY(%s)", pair)
+    assert house.sql(asked, *pair) == [(False,)]
+    house.sql("UPDATE keys SET created_at = now() - interval '8 days' WHERE person_id = ANY(%s)", pair)
+    assert house.sql(asked, *pair) == [(True,)]
 
 
 # -- what two people decide
