@@ -88,7 +88,8 @@ class Demo:
     def start(self) -> None:
         with self.stage("PostgreSQL, Valkey, SeaweedFS, the service and its workers start on this machine"):
             self.stack.start()
-            # Two admins: each invites one curator, so that nobody could be both of them.
+            # Two admins: each invites one curator and puts the other's into the team, so that nobody could be
+            # two of these people.
             self.admin = self.client(self.stack.first_key or "")
             self.second_admin = self.redeemed(self.stack.invitation or "")
             team = self.admin.add_team("demo")["id"]
@@ -105,7 +106,8 @@ class Demo:
     def person(self, admin: Sluice, name: str, role: str, team: str | None = None) -> Sluice:
         added = admin.add_person(name=name, role=role)
         if team:
-            admin.move_person(added["id"], team)
+            other = self.second_admin if admin is self.admin else self.admin
+            other.move_person(added["id"], team)
         return self.redeemed(added["invitation"]["invitation"])
 
     def register(self) -> None:

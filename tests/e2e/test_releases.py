@@ -69,8 +69,8 @@ def people(start, tmp_path):
             found[name] = Person(url, key, tmp_path / name)
             found[name].id = added["id"]
     found["ada"].told("teams", "add", "digits")
-    for name in ("carla", "dora"):
-        found["ada"].told("teams", "move", name, "digits")
+    for mover, name in (("bert", "carla"), ("ada", "dora")):  # not whoever invited them
+        found[mover].told("teams", "move", name, "digits")
     return found
 
 
