@@ -23,6 +23,8 @@ def main() -> None:
     except SettingsProblem as problem:
         sys.exit(f"sluice: {problem}")
     log.configure("service")
+    # The event loop waits this long for each busy thread of a route whenever it comes back from the kernel.
+    sys.setswitchinterval(0.0005)
     uvicorn.Server(configuration(create_app(settings), settings, host=where.host, port=where.port)).run()
 
 

@@ -17,7 +17,7 @@ HEAD_SECONDS = 10.0  # for the head of a request, from its first byte or from th
 WRITE_SECONDS = 30.0  # for a client to take what is waiting for it
 _OTHER_FILES = 100  # descriptors for everything but clients
 _MOST_FILES = 65_536
-AT_A_TIME = 16  # requests begun in one round of the event loop
+AT_A_TIME = 4  # requests begun in one round of the event loop
 _FIRST = b"GET /healthz "
 
 
