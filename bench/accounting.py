@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from privacy.accountant import Accountant, cost
-from privacy.events import Geometry, PoissonGaussian, Query, Rotation, SlicedProjection
-from privacy.plans import Plan, Target
-from privacy.plans.dpgan import DPGANPlan
-from privacy.plans.gswgan import GSWGANPlan
-from privacy.plans.sinkhorn import SinkhornPlan
-from privacy.plans.swd import SWDOneShotPlan, SWDPlan
-from privacy.relation import Relation
+from sluice.methods import Plan, Target
+from sluice.methods.dpgan import DPGANPlan
+from sluice.methods.gswgan import GSWGANPlan
+from sluice.methods.sinkhorn import SinkhornPlan
+from sluice.methods.swd import SWDOneShotPlan, SWDPlan
+from sluice.privacy.accountant import Accountant, cost
+from sluice.privacy.events import Geometry, PoissonGaussian, Query, Rotation, SlicedProjection
+from sluice.privacy.relation import Relation
 
 DPGAN = ["dpgan", "--records", "60000", "--batch", "512", "--noise", "2", "--steps", "174000"]
 SWD = ["swd", "--records", "60000", "--batch", "100", "--dim", "784", "--noise", "0.84", "--steps", "60100"]
@@ -62,7 +62,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def cold_quote(arguments: list[str]) -> None:
-    command = [sys.executable, "-m", "client.main", "quote", *arguments, "--delta", "1e-5", "--json"]
+    command = [sys.executable, "-m", "sluice.cli.main", "quote", *arguments, "--delta", "1e-5", "--json"]
     done = subprocess.run(command, check=False, capture_output=True)
     assert done.returncode in (0, 2), done.stderr  # priced or refused
     assert done.stdout
@@ -77,7 +77,7 @@ def computing(work: Callable[[], Any]) -> float:
 
 def warm_quotes() -> dict[str, float]:
     """In one process: a quote of a plan seen before, and of one never seen, once everything is loaded."""
-    from client.pricing import Terms
+    from sluice.cli.pricing import Terms
 
     quote, event = Terms(None, 1e-5, "add_remove", None).figures, EVENTS["dpgan"]
     quote([event(0)])

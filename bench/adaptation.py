@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 
 from bench.utility import Images, read
-from privacy.accountant import Accountant
-from privacy.plans import Target
-from privacy.plans.adapt import AdaptPlan, AdaptRecipe
-from privacy.relation import Relation
+from sluice.generators.classifier import Classifier
+from sluice.methods import Target
+from sluice.methods.adapt import AdaptPlan, AdaptRecipe
+from sluice.privacy.accountant import Accountant
+from sluice.privacy.relation import Relation
 from worker.mechanisms.noise import SecureRng
-from worker.synthesizers.classifier import Classifier
 from worker.trainers.adapt import AdaptTraining
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"

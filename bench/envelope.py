@@ -5,7 +5,7 @@ import io
 import os
 import time
 
-from privacy.envelope import PLAIN_CHUNK, Stream, new_key
+from sluice.envelope import PLAIN_CHUNK, Stream, new_key
 
 CHUNKS = 64
 ROUNDS = 8

@@ -21,13 +21,13 @@ from rich.table import Table
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from client.local.stack import Stack
 from core import ledger
 from core.database import connect
 from core.people import Role, add_person
 from core.tables import Account, Dataset, Entry, Job
-from privacy.events import Gaussian, Query
-from privacy.relation import Relation
+from local.stack import Stack
+from sluice.privacy.events import Gaussian, Query
+from sluice.privacy.relation import Relation
 
 EVENT = Gaussian(query=Query.SUM, bound=1.0, noise_stddev=1000.0)
 READINGS = {"renyi": 0.01, "pld": 0.01}

@@ -23,10 +23,10 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy.orm import Session
 
-from client.local.ports import HOST, free_port
-from client.local.stack import Stack
 from core.database import connect
 from core.people import Role, add_person, invite, redeem
+from local.ports import HOST, free_port
+from local.stack import Stack
 
 KEYS, LIST = "/.well-known/sluice-keys.json", "/.well-known/sluice-revocations.json"
 PEOPLE = 20  # whose keys the authenticated clients share, so that no key reaches its limit per minute

@@ -20,15 +20,15 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy.orm import Session
 
-from client.api import Sluice
-from client.local.child import Child, knock
-from client.local.ports import HOST, free_port
-from client.local.stack import Stack
 from core import ledger
 from core.database import connect
 from core.people import Role, add_person, invite, redeem
 from core.tables import Dataset
-from privacy.relation import Relation
+from local.child import Child, knock
+from local.ports import HOST, free_port
+from local.stack import Stack
+from sluice.client.api import Sluice
+from sluice.privacy.relation import Relation
 
 PLANS: dict[str, dict[str, Any]] = {
     "swd, one shot": {"kind": "swd_one_shot", "steps": 1},

@@ -16,11 +16,11 @@ import torch
 
 from bench import classifiers
 from bench.utility import Images, read
-from client.jobs import GOOD
-from privacy.accountant import Accountant
-from privacy.plans import Target
-from privacy.plans.gswgan import GSWGANPlan, GSWGANRecipe
-from privacy.relation import Relation
+from sluice.cli.jobs import GOOD
+from sluice.methods import Target
+from sluice.methods.gswgan import GSWGANPlan, GSWGANRecipe
+from sluice.privacy.accountant import Accountant
+from sluice.privacy.relation import Relation
 from worker.mechanisms.noise import SecureRng
 from worker.trainers.gswgan import GSWGANTraining
 

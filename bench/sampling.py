@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 from core.schema import ImageSchema
-from privacy.events import Gaussian, Query
+from sluice.generators.dcgan import DCGAN
+from sluice.generators.image import ImageSynthesizer
+from sluice.privacy.events import Gaussian, Query
 from worker.bundle import Facts, build
-from worker.synthesizers.dcgan import DCGAN
-from worker.synthesizers.image import ImageSynthesizer
 
 SIZES = {"28x28": (28, 28, 1), "32x32x3": (32, 32, 3)}
 

@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sluice.generators.dcgan import DCGAN
 from worker.mechanisms.clipping import clipped_sum, like
 from worker.mechanisms.noise import GaussianNoise, SecureRng
-from worker.synthesizers.dcgan import DCGAN
 from worker.trainers.dpgan import adversarial_loss
 from worker.trainers.networks import Discriminator
 

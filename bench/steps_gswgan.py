@@ -17,7 +17,7 @@ import torch
 
 from bench.steps import peak
 from bench.steps_swd import Digits
-from privacy.plans.gswgan import GSWGANPlan, GSWGANRecipe
+from sluice.methods.gswgan import GSWGANPlan, GSWGANRecipe
 from worker.mechanisms.noise import SecureRng
 from worker.trainers.gswgan import GSWGANTraining
 

@@ -29,10 +29,10 @@ from torch import Tensor
 
 from bench.steps import Step, peak_bytes, seconds
 from core.schema import ImageSchema
-from privacy.plans.base import Clipping
-from privacy.plans.sinkhorn import SinkhornPlan, SinkhornRecipe
+from sluice.generators.dcgan import SLOPE, Generator
+from sluice.methods.base import Clipping
+from sluice.methods.sinkhorn import SinkhornPlan, SinkhornRecipe
 from worker.mechanisms.noise import SecureRng
-from worker.synthesizers.dcgan import SLOPE, Generator
 from worker.trainers.sinkhorn import SinkhornTraining
 
 IMAGES, FRESH = 50, 10

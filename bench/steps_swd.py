@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bench.steps import Step, peak_bytes, seconds
 from core.schema import ImageSchema
-from privacy.plans.swd import SWDPlan, SWDRecipe
+from sluice.methods.swd import SWDPlan, SWDRecipe
 from tests.fakes import ImageRows
 from worker.mechanisms.noise import SecureRng
 from worker.mechanisms.projections import directions, ordered

@@ -33,14 +33,14 @@ from PIL import Image
 from torch import Tensor
 
 from bench import classifiers, distance
-from client.jobs import GOOD, sized
-from client.pricing import plan_of
 from core.schema import ImageSchema
-from privacy.accountant import Accountant
-from privacy.plans import PLANS, Plan, Target
-from privacy.relation import Relation
+from sluice.cli.jobs import GOOD, sized
+from sluice.cli.pricing import plan_of
+from sluice.generators.image import ImageSynthesizer, Sample
+from sluice.methods import PLANS, Plan, Target
+from sluice.privacy.accountant import Accountant
+from sluice.privacy.relation import Relation
 from worker.mechanisms.noise import SecureRng
-from worker.synthesizers.image import ImageSynthesizer, Sample
 from worker.trainers import TRAINERS
 
 FOLDERS = {"mnist": "mnist", "fashion": "fashion-mnist"}

@@ -16,7 +16,7 @@ from core.faults import Fault
 from core.ledger import Move
 from core.tables import Account, Dataset, Review
 from core.witness import require_level
-from privacy.relation import Relation
+from sluice.privacy.relation import Relation
 
 
 def bind(

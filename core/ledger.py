@@ -16,11 +16,11 @@ from sqlalchemy.orm import Session
 
 from core.errors import Problem
 from core.tables import Account, Entry, Job
-from privacy.account import capacity as capacity_of
-from privacy.accountant import cost as cost_of
-from privacy.balance import GENESIS, Balance, Broken, digest, fold
-from privacy.events import Event
-from privacy.relation import Relation
+from sluice.privacy.account import capacity as capacity_of
+from sluice.privacy.accountant import cost as cost_of
+from sluice.privacy.events import Event
+from sluice.privacy.relation import Relation
+from sluice.release.balance import GENESIS, Balance, Broken, digest, fold
 
 
 class BudgetExceeded(Problem):

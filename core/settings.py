@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from privacy.envelope import WrappingKey
+from sluice.envelope import WrappingKey
 
 PREFIX = "SLUICE_"
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from core import kms
 from core.settings import KMS
-from privacy.envelope import KEY_BYTES, OAEP, CannotDecrypt, WrappingKey
+from sluice.envelope import KEY_BYTES, OAEP, CannotDecrypt, WrappingKey
 
 if TYPE_CHECKING:
     from core.settings import PublishSettings, TrainSettings

@@ -20,8 +20,8 @@ from core.faults import Fault
 from core.ledger import Move
 from core.stores.witness import WitnessStore
 from core.tables import Account, Entry, Job, Witness
-from privacy.balance import Balance
-from privacy.relation import Relation
+from sluice.privacy.relation import Relation
+from sluice.release.balance import Balance
 
 FRESH = timedelta(seconds=60)
 # Every so many entries one holds all accounts, so that a process that starts reads at most this many.

@@ -8,10 +8,7 @@ WORKDIR /src
 COPY locks/service.txt ./
 RUN /opt/sluice/bin/pip install --require-hashes --no-deps --only-binary :all: -r service.txt
 COPY pyproject.toml README.md LICENSE ./
-COPY privacy privacy
-COPY core core
-COPY migrations migrations
-COPY service service
+COPY src src
 RUN /opt/sluice/bin/pip install --no-deps --no-build-isolation . \
     && /opt/sluice/bin/pip check \
     && /opt/sluice/bin/pip uninstall --yes pip setuptools
@@ -20,8 +17,11 @@ FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1
 RUN groupadd --gid 10001 sluice \
     && useradd --uid 10001 --gid sluice --no-create-home --shell /usr/sbin/nologin sluice
 COPY --from=build /opt/sluice /opt/sluice
-# Safe path: a module is never taken from the working directory.
-ENV PATH=/opt/sluice/bin:$PATH PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
+COPY core /opt/sluice/server/core
+COPY migrations /opt/sluice/server/migrations
+COPY service /opt/sluice/server/service
+# Safe path: a module is never taken from the working directory; the server's are in a directory of their own.
+ENV PATH=/opt/sluice/bin:$PATH PYTHONPATH=/opt/sluice/server PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
 WORKDIR /opt/sluice
 USER 10001:10001
 EXPOSE 8000

@@ -21,9 +21,7 @@ RUN case "$TORCH" in \
 COPY locks/worker.txt ./
 RUN /opt/sluice/bin/pip install --require-hashes --no-deps --only-binary :all: -r worker.txt
 COPY pyproject.toml README.md LICENSE ./
-COPY privacy privacy
-COPY core core
-COPY worker worker
+COPY src src
 RUN /opt/sluice/bin/pip install --no-deps --no-build-isolation . \
     && /opt/sluice/bin/pip check \
     && /opt/sluice/bin/pip uninstall --yes pip
@@ -32,10 +30,12 @@ FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1
 RUN groupadd --gid 10001 sluice \
     && useradd --uid 10001 --gid sluice --no-create-home --shell /usr/sbin/nologin sluice
 COPY --from=build /opt/sluice /opt/sluice
+COPY core /opt/sluice/server/core
+COPY worker /opt/sluice/server/worker
 COPY docker/alive.py /opt/sluice/alive.py
-# Safe path: a module is never taken from the working directory. USER: torch asks for a name, and the container
+# Safe path: a module is never taken from the working directory; the server's are in a directory of their own. USER: torch asks for a name, and the container
 # may run under a uid that has none. NVIDIA_…: what the container toolkit mounts from the host's driver.
-ENV PATH=/opt/sluice/bin:$PATH PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp \
+ENV PATH=/opt/sluice/bin:$PATH PYTHONPATH=/opt/sluice/server PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp \
     USER=sluice NVIDIA_DRIVER_CAPABILITIES=compute,utility
 WORKDIR /opt/sluice
 USER 10001:10001

@@ -12,7 +12,6 @@ from core.settings import ServiceSettings
 from core.stores import s3
 from core.stores.inbox import Inbox
 from core.stores.shelf import Shelf
-from privacy.envelope import WrappingKey
 from service import audit_log, auth, health, metrics, problems, requests
 from service.audit import Refusals
 from service.budget import routes as budget
@@ -26,6 +25,7 @@ from service.refreshed import Refreshed
 from service.releases import routes as releases
 from service.routing import limit_threads, require_one_thread
 from service.teams import routes as teams
+from sluice.envelope import WrappingKey
 
 # Four processes on one machine stay below PostgreSQL's default of 100 connections.
 POOL = 15

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from core import log
 from core.errors import NotReady, Problem
-from privacy.problems import Problem as PrivacyProblem
+from sluice.privacy.problems import Problem as PrivacyProblem
 
 _log = log.get("problems")
 # Our own problems name the number they were given, which suits a command line; here nothing is echoed.

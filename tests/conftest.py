@@ -21,9 +21,9 @@ import uvicorn
 from fastapi import FastAPI
 from sqlalchemy import Engine
 
-from client.local.stack import Stack
 from core.database import connect
 from core.settings import ServiceSettings
+from local.stack import Stack
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"

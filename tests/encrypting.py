@@ -2,7 +2,7 @@
 
 import base64
 
-from privacy.envelope import Stream, WrappingKey, new_key, upload_context
+from sluice.envelope import Stream, WrappingKey, new_key, upload_context
 
 
 def encrypted(public, dataset, body):

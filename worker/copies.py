@@ -17,7 +17,7 @@ from core import log
 from core.stores.public import PublicStore
 from core.stores.shelf import review_key
 from core.tables import Release, ReviewCopy
-from privacy import attest
+from sluice.release import attest
 
 _log = log.get("copies")
 _NEEDED = ("building", "in_review", "approved", "publishing")

@@ -11,7 +11,7 @@ from core.faults import Failure, Fault
 from core.stores.private import PrivateStore
 from core.tables import Dataset
 from core.unwrap import Unwrapper
-from privacy.envelope import CannotDecrypt, Source, Stream, upload_context
+from sluice.envelope import CannotDecrypt, Source, Stream, upload_context
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,12 +15,12 @@ from sqlalchemy.orm import Session
 from core import ledger, log
 from core.faults import Failure, Fault
 from core.tables import Account, Entry, Job
-from privacy import attest, owners
-from privacy.account import cost_as_epsilon
-from privacy.accountant import Accountant
-from privacy.events import Composition, Event, from_dict
-from privacy.problems import Problem
-from privacy.relation import Relation
+from sluice.privacy.account import cost_as_epsilon
+from sluice.privacy.accountant import Accountant
+from sluice.privacy.events import Composition, Event, from_dict
+from sluice.privacy.problems import Problem
+from sluice.privacy.relation import Relation
+from sluice.release import attest, owners
 
 _log = log.get("paid")
 

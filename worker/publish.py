@@ -40,10 +40,10 @@ from core.stores.bundles import Bundles
 from core.stores.public import PublicStore
 from core.tables import Approval, Dataset, Job, Release, Revocations, SigningKey
 from core.unwrap import unwrapper
-from privacy import attest
-from privacy.attest import ATTESTATION, MANIFEST, PRIVACY, SUMS, Signer
-from privacy.envelope import CannotDecrypt
-from privacy.problems import Problem as PrivacyProblem
+from sluice.envelope import CannotDecrypt
+from sluice.privacy.problems import Problem as PrivacyProblem
+from sluice.release import attest
+from sluice.release.attest import ATTESTATION, MANIFEST, PRIVACY, SUMS, Signer
 from worker import copies, life, workspace
 from worker.claims import LEASE, MOST_ATTEMPTS, Fenced, due_release, pause
 from worker.paid import all_paid, require_stated

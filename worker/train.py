@@ -21,7 +21,7 @@ from core.stores.vault import Vault
 from core.stores.witness import witness_store
 from core.unwrap import unwrapper
 from core.witness import WitnessLog
-from privacy.envelope import WrappingKey
+from sluice.envelope import WrappingKey
 from worker import life, workspace
 from worker.checking import Checker
 from worker.known import KnownRecords

@@ -34,9 +34,9 @@ from core.stores.versions import VersionsNotDeleted
 from core.tables import Account, Dataset, Entry, Job
 from core.unwrap import Unwrapper
 from core.witness import WitnessLog, is_behind
-from privacy.envelope import CannotDecrypt
-from privacy.plans import Plan, plan_from_dict
-from privacy.problems import Problem as PrivacyProblem
+from sluice.envelope import CannotDecrypt
+from sluice.methods import Plan, plan_from_dict
+from sluice.privacy.problems import Problem as PrivacyProblem
 from worker import life, opening, plot
 from worker.claims import LEASE, MOST_ATTEMPTS, Claim, Fenced, claim
 from worker.paid import require_reserved, verified

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.unwrap import Unwrapper
-from privacy.envelope import MOST_HEAD, decrypt_wrapped, encrypted_size
+from sluice.envelope import MOST_HEAD, decrypt_wrapped, encrypted_size
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

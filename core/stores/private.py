@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 
 from core.faults import Failure, Fault
 from core.stores.versions import Version, delete_versions, list_versions
-from privacy.envelope import Source
+from sluice.envelope import Source
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

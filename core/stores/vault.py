@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from core.stores.bundles import ENCRYPTED
 from core.stores.versions import Version, delete_versions, list_versions
 from core.unwrap import Unwrapper
-from privacy.envelope import Stream, WrappingKey, decrypt_wrapped
+from sluice.envelope import Stream, WrappingKey, decrypt_wrapped
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

@@ -3,7 +3,7 @@
 - Rows are added by add_audit() alone, which numbers and chains them under one lock. No application role may
   write the table.
 - A row's digest is the SHA-256 of the digest before it and of its fields, each as LENGTH:TEXT, or - for none
-  (privacy/auditlog.py computes the same).
+  (src/sluice/release/audit_log.py computes the same).
 - Old rows are removed from the old end alone, by trim_audit_log(), which writes down the number and digest
   of the last one it removed.
 """

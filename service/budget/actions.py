@@ -17,15 +17,15 @@ from core.errors import NotFound, Problem, WrongState
 from core.people import Role, require_independent
 from core.tables import Account, Dataset, Entry, Grant, Witness
 from core.witness import charge_lost, refuse_altered, require_level
-from privacy.accountant import Accountant, epsilon
-from privacy.events import Event, from_dict
-from privacy.problems import TooCostlyToAccount
-from privacy.relation import Relation
 from service.auth import Who
 from service.budget.schemas import AccountView, Acknowledgement, Chain, NewGrant, Recomputed, Reread
 from service.jobs.actions import paid_events
 from service.jobs.pricing import read, remaining
 from service.jobs.schemas import Readings
+from sluice.privacy.accountant import Accountant, epsilon
+from sluice.privacy.events import Event, from_dict
+from sluice.privacy.problems import TooCostlyToAccount
+from sluice.privacy.relation import Relation
 
 
 class SecondPersonNeeded(Problem):

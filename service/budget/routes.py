@@ -12,7 +12,6 @@ from starlette.status import HTTP_201_CREATED
 
 from core.ledger import as_row
 from core.tables import Account, Entry, Grant, Witness
-from privacy.accountant import Accountant
 from service.auth import Admin, CuratorOrAdmin
 from service.budget import actions
 from service.budget.schemas import (
@@ -29,6 +28,7 @@ from service.datasets.actions import find as find_dataset
 from service.datasets.actions import ready
 from service.deps import Cursor, Limit, Page, SessionDep, page
 from service.routing import Route, slow
+from sluice.privacy.accountant import Accountant
 
 router = APIRouter(tags=["budget"], route_class=Route)
 Kind = Literal["grant", "reserve", "settle", "void"]

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from core.tables import Grant
-from privacy.accountant import Accountant
-from privacy.relation import Relation
 from service.datasets.schemas import Finite, Text, Whole
 from service.deps import Body, View
 from service.jobs.schemas import Readings, Remaining
+from sluice.privacy.accountant import Accountant
+from sluice.privacy.relation import Relation
 
 
 class AccountView(View):

@@ -16,12 +16,12 @@ from core.people import require_independent
 from core.settings import ServiceSettings
 from core.stores.inbox import PART_BYTES, Inbox, Part, UploadGone
 from core.tables import Account, Dataset, Job, Review
-from privacy.account import capacity, default_order
-from privacy.envelope import WrappingKey
-from privacy.problems import InvalidAccount
 from service import quotas
 from service.auth import Who
 from service.datasets.schemas import DatasetView, Decision, NewDataset, PartNumbers, Seal, UploadKey
+from sluice.envelope import WrappingKey
+from sluice.privacy.account import capacity, default_order
+from sluice.privacy.problems import InvalidAccount
 
 
 class AccountConflict(Problem):

@@ -10,7 +10,6 @@ from starlette.status import HTTP_201_CREATED, HTTP_202_ACCEPTED
 from core.queue import ring
 from core.stores.inbox import PART_BYTES, SIGNED_SECONDS, Inbox
 from core.tables import Dataset
-from privacy.envelope import WrappingKey
 from service import replies
 from service.auth import Admin, Curator, CuratorOrAdmin
 from service.datasets import actions
@@ -30,6 +29,7 @@ from service.datasets.schemas import (
 from service.deps import Cursor, Limit, Page, SessionDep, page
 from service.replies import IdempotencyKey
 from service.routing import Route, slow
+from sluice.envelope import WrappingKey
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"], route_class=Route)
 known = APIRouter(prefix="/.well-known", tags=["datasets"])

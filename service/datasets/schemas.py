@@ -9,9 +9,9 @@ from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_
 
 from core.schema import Schema
 from core.tables import Account, Dataset, Review
-from privacy.relation import Relation
 from service.auth import Who
 from service.deps import Body, View
+from sluice.privacy.relation import Relation
 
 # Neither controls nor marks that turn the direction of writing: a terminal or a page may obey them.
 _ACTIVE = r"\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"

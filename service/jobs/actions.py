@@ -12,15 +12,15 @@ from core.errors import Forbidden, NotFound, Problem, WrongState
 from core.settings import ServiceSettings
 from core.tables import Account, Dataset, Diagnosis, Entry, Job
 from core.witness import require_level
-from privacy.events import Event, from_dict
-from privacy.plans import Plan, plan_from_dict
-from privacy.plans.base import trainable
 from service import quotas
 from service.auth import Who
 from service.datasets.actions import find as find_dataset
 from service.datasets.actions import ready
 from service.jobs import pricing
 from service.jobs.schemas import NewJob, NewQuote, QuoteView
+from sluice.methods import Plan, plan_from_dict
+from sluice.methods.base import trainable
+from sluice.privacy.events import Event, from_dict
 
 ENDED = ("trained", "failed", "cancelled")
 

@@ -5,14 +5,15 @@ from functools import lru_cache
 
 from core.ledger import price
 from core.tables import Account
-from privacy.account import largest_epsilon_that_fits, left_as_epsilon
-from privacy.accountant import Accountant, epsilon
-from privacy.events import Event
-from privacy.plans import Plan, Target, plan_from_dict
-from privacy.problems import Problem as PrivacyProblem
-from privacy.problems import TooCostlyToAccount
-from privacy.relation import Relation
 from service.jobs.schemas import NewQuote, Published, QuoteView, Readings, Remaining
+from sluice.methods import Plan, Target, plan_from_dict
+from sluice.methods.base import largest_epsilon_that_fits
+from sluice.privacy.account import left_as_epsilon
+from sluice.privacy.accountant import Accountant, epsilon
+from sluice.privacy.events import Event
+from sluice.privacy.problems import Problem as PrivacyProblem
+from sluice.privacy.problems import TooCostlyToAccount
+from sluice.privacy.relation import Relation
 
 
 @dataclass(frozen=True, kw_only=True)

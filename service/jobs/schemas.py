@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import Field, create_model
 
 from core.tables import Job
-from privacy.accountant import Accountant
-from privacy.plans import PLANS
-from privacy.relation import Relation
 from service.datasets.schemas import Finite, Whole
 from service.deps import Body, View
+from sluice.methods import PLANS
+from sluice.privacy.accountant import Accountant
+from sluice.privacy.relation import Relation
 
 _Preset = Annotated[str, Field(max_length=40, description="The name of a preset.")]
 

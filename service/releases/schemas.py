@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from core.tables import Account, Dataset, Job, Release
-from privacy import owners
-from privacy.relation import Relation
 from service.datasets.schemas import NOTE, Budget, Text, Whole
 from service.deps import Body, View
 from service.jobs.schemas import Readings
+from sluice.privacy.relation import Relation
+from sluice.release import owners
 
 Note = Annotated[str, Field(max_length=2000, pattern=NOTE)]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$", examples=["5e88" * 16])]

@@ -13,9 +13,14 @@ from pathlib import Path
 import torch
 
 from core.schema import ImageSchema
-from privacy.account import cost_as_epsilon
-from privacy.accountant import Accountant, cost
-from privacy.attest import (
+from sluice.generators.classifier import Classifier, ClassifierShape
+from sluice.generators.dcgan import DCGAN
+from sluice.generators.image import ImageSynthesizer
+from sluice.privacy.account import cost_as_epsilon
+from sluice.privacy.accountant import Accountant, cost
+from sluice.privacy.events import PoissonGaussian, Query
+from sluice.privacy.relation import Relation
+from sluice.release.attest import (
     REVOCATIONS_TYPE,
     STATEMENT_TYPE,
     SeedSigner,
@@ -24,12 +29,7 @@ from privacy.attest import (
     revocations,
     sign,
 )
-from privacy.events import PoissonGaussian, Query
-from privacy.relation import Relation
 from worker.bundle import Facts, build
-from worker.synthesizers.classifier import Classifier, ClassifierShape
-from worker.synthesizers.dcgan import DCGAN
-from worker.synthesizers.image import ImageSynthesizer
 
 SIGNER = SeedSigner(bytes(range(32)))
 SCHEMA = ImageSchema(height=8, width=8, channels=1, classes=("cat", "dog", "a/b"))

@@ -14,11 +14,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from client.api import Sluice
-from client.problems import CannotRun, Refused
-from client.trust import upload_key
-from client.upload import upload
-from privacy.envelope import OAEP, Stream, WrappingKey, encrypted_size
+from sluice.client.api import Sluice
+from sluice.client.problems import CannotRun, Refused
+from sluice.client.trust import upload_key
+from sluice.client.upload import upload
+from sluice.envelope import OAEP, Stream, WrappingKey, encrypted_size
 
 JOB = {"id": "j", "state": "running", "progress": {"step": 1, "steps": 10}}
 

@@ -16,17 +16,18 @@ import pytest
 import typer
 from sqlalchemy import text
 
-from client import connection, jobs
-from client.api import Sluice
-from client.ledger import verify_account
-from client.main import app, main
 from core.stores import s3
 from core.unwrap import FileKeys
-from privacy.accountant import Accountant
-from privacy.balance import GENESIS, digest
-from privacy.envelope import Stream, upload_context
-from privacy.plans import PLANS, Target, plan_from_dict
-from privacy.relation import Relation
+from sluice.cli import jobs
+from sluice.cli.ledger import verify_account
+from sluice.cli.main import app, main
+from sluice.client import config
+from sluice.client.api import Sluice
+from sluice.envelope import Stream, upload_context
+from sluice.methods import PLANS, Target, plan_from_dict
+from sluice.privacy.accountant import Accountant
+from sluice.privacy.relation import Relation
+from sluice.release.balance import GENESIS, digest
 from tests.e2e.serving import Site, api_processes, own_database
 
 PLAN = {"kind": "dpgan", "sampling_prob": 1.0, "steps": 3, "noise_multiplier": 20.0}
@@ -112,7 +113,7 @@ def plan(tmp_path):
 def test_login_keeps_a_key_that_only_its_owner_can_read(site, sluice, told):
     who = told("login", "--url", site.url + "/", stdin=f"{site.curator}\n")
     assert (who["name"], who["role"]) == (site.names["carl"], "curator")
-    path = connection.config_file()
+    path = config.config_file()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert json.loads(path.read_text()) == {"url": site.url, "key": site.curator}
     assert told("datasets", "list") == []
@@ -127,7 +128,7 @@ def test_a_key_that_does_not_work_is_not_kept(site, sluice):
     code, _, err = sluice("login", "--url", site.url, stdin="sl_wrong\n")
     assert code == 1
     assert err.startswith("sluice: It is not known who is asking: The key is unknown")
-    assert not connection.config_file().exists()
+    assert not config.config_file().exists()
 
 
 def test_a_kept_key_goes_to_its_own_address_only(site, sluice):
@@ -139,7 +140,7 @@ def test_a_kept_key_goes_to_its_own_address_only(site, sluice):
 
 @pytest.mark.parametrize("damage", ["open", "broken"])
 def test_a_login_that_cannot_be_trusted(site, sluice, damage):
-    path = connection.save(site.url, site.curator)
+    path = config.save(site.url, site.curator)
     path.chmod(0o644) if damage == "open" else path.write_text("{")
     code, _, err = sluice("jobs", "list")
     assert code == 1
@@ -159,7 +160,7 @@ def test_out_of_reach_is_one_line_and_exit_code_one():
     command = [
         sys.executable,
         "-m",
-        "client.main",
+        "sluice.cli.main",
         "datasets",
         "list",
         "--url",
@@ -175,7 +176,7 @@ def test_out_of_reach_is_one_line_and_exit_code_one():
 
 
 def test_commands_start_without_the_packages_they_may_not_need():
-    code = "import sys, client.main; print(*{m.split('.')[0] for m in sys.modules})"
+    code = "import sys, sluice.cli.main; print(*{m.split('.')[0] for m in sys.modules})"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
@@ -595,7 +596,7 @@ def test_an_account_that_moves_meanwhile_is_not_taken_for_a_broken_one(site, tol
 
 
 def test_a_charge_below_its_events_cost_is_found(site, spent, monkeypatch):
-    monkeypatch.setattr("privacy.accountant.cost", lambda *_, **__: 10**15)
+    monkeypatch.setattr("sluice.privacy.accountant.cost", lambda *_, **__: 10**15)
     with Sluice(site.url, site.admin) as service:
         verdict = verify_account(service, spent, reprice=True)
     assert (verdict["ok"], verdict["broken_row"]) == (False, 2)
@@ -744,7 +745,7 @@ def test_every_exit_code_is_documented(sluice):
 
 
 def test_the_shell_completes_commands(monkeypatch):
-    command = [sys.executable, "-c", "from client.main import main; main()"]
+    command = [sys.executable, "-c", "from sluice.cli.main import main; main()"]
     asked = {"_SLUICE_COMPLETE": "complete_bash", "COMP_WORDS": "sluice rel", "COMP_CWORD": "1"}
     patched = "import sys; sys.argv[0] = 'sluice'; " + command[2]
     done = subprocess.run(

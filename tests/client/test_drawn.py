@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from client.drawn import FONTS, SIZE, draw
+from local.drawn import FONTS, SIZE, draw
 
 
 def test_the_same_seed_draws_the_same_images():

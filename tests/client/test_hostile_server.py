@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import typer
 
-from client import upload
-from client.api import Sluice
-from client.main import app, main
-from client.release import Release
-from client.terminal import inert
 from service.app import create_app
+from sluice.cli.main import app, main
+from sluice.client import upload
+from sluice.client.api import Sluice
+from sluice.client.release import Release
+from sluice.client.terminal import inert
 
 ID, OTHER = str(uuid.UUID(int=5)), str(uuid.UUID(int=6))
 NOT_ASKING = {  # a service: they work on this machine
@@ -140,9 +140,9 @@ def sluice(server, monkeypatch, capsys, tmp_path):
     """Runs a command in an empty directory; gives exit code, standard output and standard error."""
     monkeypatch.setenv("COLUMNS", "400")
     monkeypatch.setattr(
-        "client.connection._is_terminal", lambda: True
+        "sluice.cli.connection._is_terminal", lambda: True
     )  # elsewhere bytes are left as they came
-    monkeypatch.setattr("client.main.app", COMMAND)
+    monkeypatch.setattr("sluice.cli.main.app", COMMAND)
     monkeypatch.setattr("httpx._transports.default.create_ssl_context", lambda *_, **__: CONTEXT)
     monkeypatch.chdir(tmp_path)
     for waiting in (Sluice.__init__, Release.download, upload.upload):
@@ -237,7 +237,7 @@ def test_a_malformed_answer_is_one_sentence_and_leaves_nothing_behind(case, serv
 
 
 def test_an_answer_without_an_end_is_not_kept_in_memory(server, sluice, monkeypatch):
-    monkeypatch.setattr("client.api._LARGEST", 1 << 20)
+    monkeypatch.setattr("sluice.client.api._LARGEST", 1 << 20)
     server.reply = of(b"[" + b"1," * (1 << 20) + b"1]")
     for name in ("datasets list", "ledger show", "login", "audit-log export"):
         code, _, err, left = sluice(name)

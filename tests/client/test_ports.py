@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from client.local import ports
+from local import ports
 
 LINUX_ONLY = pytest.mark.skipif(sys.platform != "linux", reason="ranges and abstract sockets of Linux")
 
@@ -26,7 +26,7 @@ def test_the_kernel_gives_no_port_of_ours_to_an_outgoing_connection():
 @LINUX_ONLY
 def test_processes_that_choose_at_the_same_time_choose_different_blocks():
     script = (
-        "import sys; from client.local import ports\n"
+        "import sys; from local import ports\n"
         "print(*(ports.reserve_block() for _ in range(20)), flush=True); sys.stdin.read()"
     )
     run = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

@@ -6,9 +6,9 @@ import xml.etree.ElementTree as ET
 import pytest
 from typer.testing import CliRunner
 
-from client.quote import app
-from privacy.account import capacity
-from privacy.events import Geometry, PoissonGaussian, Query, SlicedProjection
+from sluice.cli.quote import app
+from sluice.privacy.account import capacity
+from sluice.privacy.events import Geometry, PoissonGaussian, Query, SlicedProjection
 
 KEYS = {"epsilon", "cost", "order", "capacity", "left", "relation", "delta", "fits", "admits", "best_order"}
 DPGAN = ["dpgan", "--records", "60000", "--batch", "512", "--delta", "1e-5"]
@@ -193,9 +193,8 @@ def test_help_does_not_load_the_arithmetic():
     import subprocess
     import sys
 
-    script = (
-        "import sys, client.quote; sys.exit(any(m in sys.modules for m in ('numpy', 'scipy', 'rich.table')))"
-    )
+    heavy = ("numpy", "scipy", "rich.table")
+    script = f"import sys, sluice.cli.quote; sys.exit(any(m in sys.modules for m in {heavy}))"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.api import Sluice
-from client.problems import CannotRun
-from client.release import Release
+from sluice.client.api import Sluice
+from sluice.client.problems import CannotRun
+from sluice.client.release import Release
 from tests.client.bundles import SIGNER, Service, bundle, keys_json, listed
 from tests.client.test_verify import sluice  # noqa: F401 (a fixture)
 
@@ -295,8 +295,8 @@ class Absent(importlib.abc.MetaPathFinder):
 
 FORBIDDEN = set(json.loads(sys.argv[3]))
 sys.meta_path.insert(0, Absent())
-from client.api import Sluice
-from client.release import Release
+from sluice.client.api import Sluice
+from sluice.client.release import Release
 directory, url = sys.argv[1:3]
 if url:
     release = Sluice(url, "sl_x").release("pets")

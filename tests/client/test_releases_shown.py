@@ -2,8 +2,8 @@
 
 import pytest
 
-from client import releases
-from privacy import owners
+from sluice.cli import releases
+from sluice.release import owners
 
 ONE = {"epsilon": {"renyi": 0.948, "pld": 0.9}, "delta": 1e-6, "relation": "add_remove"}
 TWO = ONE | {"epsilon": {"renyi": 4.6, "pld": None}}

@@ -12,15 +12,15 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from client import trust
-from client.api import Sluice
-from client.main import main
-from client.problems import NotVerified
-from client.verify import verify, verify_reviewed
-from privacy.account import cost_as_epsilon
-from privacy.accountant import Accountant, cost
-from privacy.attest import SeedSigner, readable
-from privacy.events import PoissonGaussian, Query
+from sluice.cli.main import main
+from sluice.client import trust
+from sluice.client.api import Sluice
+from sluice.client.problems import NotVerified
+from sluice.client.verify import verify, verify_reviewed
+from sluice.privacy.account import cost_as_epsilon
+from sluice.privacy.accountant import Accountant, cost
+from sluice.privacy.events import PoissonGaussian, Query
+from sluice.release.attest import SeedSigner, readable
 from tests.client.bundles import (
     DELTA,
     EPSILON,
@@ -385,7 +385,7 @@ def travel(monkeypatch, time):
         def now(cls, tz=None):
             return datetime.now(tz) + time
 
-    monkeypatch.setattr("client.verify.datetime", Later)
+    monkeypatch.setattr("sluice.client.verify.datetime", Later)
 
 
 def test_a_service_cannot_slip_in_a_key_after_the_first_meeting(here, originals, service, sluice):

@@ -14,8 +14,8 @@ from core import ledger
 from core.database import connect
 from core.people import Role, add_person
 from core.tables import Account, Dataset, Grant, Job
-from privacy.events import Gaussian, Query
-from privacy.relation import Relation
+from sluice.privacy.events import Gaussian, Query
+from sluice.privacy.relation import Relation
 
 MOVE = ledger.Move(actor="someone", reason="a test")
 ORDER, DELTA = 8, 1e-5

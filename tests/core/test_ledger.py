@@ -20,10 +20,10 @@ from sqlalchemy.orm import Session
 
 from core import ledger
 from core.tables import Account
-from privacy.account import capacity, default_order
-from privacy.balance import GENESIS, Broken, digest
-from privacy.events import PoissonGaussian, Query
-from privacy.relation import Relation
+from sluice.privacy.account import capacity, default_order
+from sluice.privacy.events import PoissonGaussian, Query
+from sluice.privacy.relation import Relation
+from sluice.release.balance import GENESIS, Broken, digest
 from tests.core.ledgers import DELTA, MOVE, ORDER, READINGS, Books, closed_cost, gaussian
 
 

@@ -25,8 +25,8 @@ from core import ledger
 from core.errors import Problem
 from core.ledger import as_row
 from core.tables import Account, Entry, Job
-from privacy.account import capacity
-from privacy.balance import fold
+from sluice.privacy.account import capacity
+from sluice.release.balance import fold
 from tests.core.ledgers import DELTA, MOVE, ORDER, READINGS, Books, closed_cost, gaussian
 
 RUNS, MOVES = 200, 50

@@ -2,7 +2,6 @@
 
 import pytest
 
-from client.local.state import rsa_pair
 from core.settings import (
     MigrateSettings,
     PublishSettings,
@@ -12,6 +11,7 @@ from core.settings import (
     TrainSettings,
     load,
 )
+from local.state import rsa_pair
 
 PRIVATE, PUBLIC = rsa_pair()
 COMPLETE = {

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from core.settings import PublishSettings
 from core.signing import KmsSigner, TokenSigner, signer
-from privacy.attest import (
+from sluice.release.attest import (
     STATEMENT_TYPE,
     BadSignature,
     SeedSigner,

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from core.settings import TrainSettings
 from core.unwrap import FileKeys, KeyNotConfigured, unwrapper
-from privacy.envelope import CannotDecrypt, new_key
+from sluice.envelope import CannotDecrypt, new_key
 from tests.fakes_kms import serving
 
 KEYS = [rsa.generate_private_key(65537, 3072) for _ in range(2)]

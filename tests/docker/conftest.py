@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from client.local.ports import free_port
+from local.ports import free_port
 from tests.docker.compose import CA, SERVICES, make_secrets, secrets_of
 from tests.docker.servers import running, store
 from tests.docker.tls import tls_front

@@ -5,8 +5,8 @@ import subprocess
 import time
 from contextlib import contextmanager
 
-from client.local.child import shim
 from core.stores import s3
+from local.child import shim
 
 
 @contextmanager

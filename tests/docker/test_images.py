@@ -14,7 +14,7 @@ import httpx
 import psycopg
 import pytest
 
-from client.local.ports import free_port
+from local.ports import free_port
 from tests.docker.compose import ROOT, SERVICES
 from tests.docker.containers import Container, Image
 from tests.docker.tls import tls_front
@@ -161,7 +161,8 @@ print(json.dumps({
     assert told["secrets"] == sorted(entry["target"] for entry in SERVICES[name]["secrets"])
     assert not told["checkout"]
     assert [path for path in told["path"] if not path.startswith(sys.base_prefix)] == [
-        f"/opt/sluice/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+        "/opt/sluice/server",
+        f"/opt/sluice/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages",
     ]
 
 
@@ -170,10 +171,10 @@ print(json.dumps({
     [
         (
             "api",
-            {"service", "migrations", "core", "privacy"},
-            {"worker", "client", "torch", "setuptools", "pip"},
+            {"service", "migrations", "core", "sluice"},
+            {"worker", "local", "torch", "setuptools", "pip"},
         ),
-        ("publish", {"worker", "core", "privacy", "torch"}, {"service", "migrations", "client", "pip"}),
+        ("publish", {"worker", "core", "sluice", "torch"}, {"service", "migrations", "local", "pip"}),
     ],
 )
 def test_image_has_its_own_packages_and_what_they_need(name, present, absent, containers):

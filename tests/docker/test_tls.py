@@ -20,11 +20,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID
 from kombu.exceptions import OperationalError
 from redis.backoff import ExponentialWithJitterBackoff
 
-from client.local.child import shim
-from client.local.ports import free_port
-from client.local.servers import Postgres
 from core.queue import bell
 from core.settings import SettingsProblem, SweepSettings, load
+from local.child import shim
+from local.ports import free_port
+from local.servers import Postgres
 from tests.docker.compose import CA, FILE, ROOT, SERVICES, secrets_of
 from tests.docker.servers import running, store
 from tests.docker.tls import tls_front

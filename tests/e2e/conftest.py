@@ -2,7 +2,7 @@
 
 import pytest
 
-from client.local.ports import port_is_free
+from local.ports import port_is_free
 from tests.e2e.curating import Site
 from tests.e2e.driving import Up
 

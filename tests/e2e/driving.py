@@ -11,9 +11,9 @@ import time
 import psutil
 import pytest
 
-from client.local.ports import free_port
+from local.ports import free_port
 
-SLUICE = [sys.executable, "-m", "client.main"]
+SLUICE = [sys.executable, "-m", "local"]
 
 
 def plain_environment(**more):

@@ -11,16 +11,16 @@ import psycopg
 from sqlalchemy import func, text, update
 from sqlalchemy.orm import Session
 
-from client.local.child import Child
-from client.local.ports import free_port
-from client.local.servers import Valkey
-from client.local.state import ROLES
 from core import ledger
 from core.database import connect
 from core.people import Role, add_person, invite, redeem
 from core.tables import Dataset, Review, Witness
-from privacy.account import cost_as_epsilon
-from privacy.relation import Relation
+from local.child import Child
+from local.ports import free_port
+from local.servers import Valkey
+from local.state import ROLES
+from sluice.privacy.account import cost_as_epsilon
+from sluice.privacy.relation import Relation
 
 DELTA, ORDER = 1e-5, 8
 

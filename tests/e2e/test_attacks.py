@@ -13,7 +13,7 @@ import httpx
 import psycopg
 import pytest
 
-from client.api import Sluice
+from sluice.client.api import Sluice
 from tests.e2e.driving import SLUICE, plain_environment
 from tests.encrypting import encrypted
 from tests.worker.conftest import GSWGAN, SCHEMA, npz, upload

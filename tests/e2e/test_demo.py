@@ -8,11 +8,11 @@ import psutil
 import pytest
 from PIL import Image
 
-from client.demo import Demo, Settings
-from client.local.ports import free_port, port_is_free
-from client.problems import Refused
-from client.release import Release
 from core.stores import s3
+from local.demo import Demo, Settings
+from local.ports import free_port, port_is_free
+from sluice.client.problems import Refused
+from sluice.client.release import Release
 from tests.e2e.driving import SLUICE, gone, plain_environment
 
 TINY = Settings(images=300, samples=120, epsilon=10, method="dpgan", options={"batch": 30, "steps": 5})

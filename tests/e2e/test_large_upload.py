@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from core.stores import s3
 from core.unwrap import FileKeys
-from privacy.envelope import Stream, encrypted_size, upload_context
+from sluice.envelope import Stream, encrypted_size, upload_context
 from tests.e2e.driving import SLUICE, plain_environment
 from tests.e2e.serving import Site, api_processes
 

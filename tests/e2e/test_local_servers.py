@@ -18,15 +18,15 @@ import psycopg
 import pytest
 import redis
 
-from client.api import Sluice
-from client.local import state as data_directory
-from client.local.certificate import self_signed
-from client.local.child import knock
-from client.local.servers import Seaweed
-from client.local.stack import Stack
-from client.problems import CannotRun
 from core.settings import PublishSettings, ServiceSettings, SweepSettings, TrainSettings
 from core.stores import s3
+from local import state as data_directory
+from local.certificate import self_signed
+from local.child import knock
+from local.servers import Seaweed
+from local.stack import Stack
+from sluice.client.api import Sluice
+from sluice.client.problems import CannotRun
 from tests.conftest import served
 from tests.e2e import outsider
 from tests.e2e.driving import Up, plain_environment

@@ -14,9 +14,9 @@ from sqlalchemy.orm import Session
 
 from core import ledger
 from core.tables import Account, Entry, Job
-from privacy.accountant import cost
-from privacy.plans import plan_from_dict
-from privacy.relation import Relation
+from sluice.methods import plan_from_dict
+from sluice.privacy.accountant import cost
+from sluice.privacy.relation import Relation
 from tests.e2e.serving import ORDER, Site, api_processes, own_database
 
 CLIENTS, ROOM, REPETITIONS, PROCESSES = 200, 10, 20, 4

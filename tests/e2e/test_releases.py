@@ -10,9 +10,9 @@ import httpx
 import numpy as np
 import pytest
 
-from client.api import Sluice
-from client.drawn import draw
-from client.main import main
+from local.drawn import draw
+from sluice.cli.main import main
+from sluice.client.api import Sluice
 
 
 class Person:

@@ -20,8 +20,8 @@ import pytest
 import redis
 from botocore.exceptions import BotoCoreError, ClientError
 
-from client.local.servers import Postgres
 from core.stores import s3
+from local.servers import Postgres
 from tests.e2e.driving import SLUICE, gone, plain_environment
 
 PARTS = {"postgres", "valkey", "s3", "service", "train", "publish", "sweep"}
@@ -246,7 +246,7 @@ def test_it_runs_as_an_ordinary_user(start):
         pytest.skip("this run is an ordinary user already")
     nobody = pwd.getpwnam("nobody")
     who = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-    probe = [sys.executable, "-c", "import client.main"]
+    probe = [sys.executable, "-c", "import sluice.cli.main"]
     try:
         seen = subprocess.run(probe, **who, cwd="/", capture_output=True, env=plain_environment())
         readable = seen.returncode == 0
@@ -263,7 +263,7 @@ def test_it_runs_as_an_ordinary_user(start):
 
 
 def test_servers_of_your_own_are_used_when_their_addresses_are_set(start, tmp_path):
-    from client.local.stack import Stack
+    from local.stack import Stack
 
     with_servers = Stack(tmp_path / "servers", durable=False, witness=tmp_path / "servers-witness")
     try:

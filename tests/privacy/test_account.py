@@ -6,24 +6,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy.account import (
+from sluice.methods import Clipping
+from sluice.methods.base import largest_epsilon_that_fits
+from sluice.methods.dpgan import DPGANPlan
+from sluice.methods.gswgan import GSWGANPlan
+from sluice.methods.sinkhorn import SinkhornPlan
+from sluice.methods.swd import SWDOneShotPlan, SWDPlan
+from sluice.privacy.account import (
     admits,
     best_order,
     capacity,
     cost_as_epsilon,
     default_order,
-    largest_epsilon_that_fits,
     left_as_epsilon,
 )
-from privacy.accountant import UNITS, Accountant, cost, epsilon
-from privacy.events import Gaussian, Geometry, PoissonGaussian, Query, SlicedProjection
-from privacy.plans import Clipping
-from privacy.plans.dpgan import DPGANPlan
-from privacy.plans.gswgan import GSWGANPlan
-from privacy.plans.sinkhorn import SinkhornPlan
-from privacy.plans.swd import SWDOneShotPlan, SWDPlan
-from privacy.problems import InvalidAccount, InvalidTarget
-from privacy.relation import Relation
+from sluice.privacy.accountant import UNITS, Accountant, cost, epsilon
+from sluice.privacy.events import Gaussian, Geometry, PoissonGaussian, Query, SlicedProjection
+from sluice.privacy.problems import InvalidAccount, InvalidTarget
+from sluice.privacy.relation import Relation
 
 MIX = (
     PoissonGaussian(query=Query.SUM, bound=1.0, noise_stddev=4.4124, steps=50_000, sampling_prob=1 / 118),

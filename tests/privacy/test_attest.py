@@ -9,9 +9,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from privacy.account import capacity, cost_as_epsilon
-from privacy.accountant import Accountant, cost
-from privacy.attest import (
+from sluice.privacy.account import capacity, cost_as_epsilon
+from sluice.privacy.accountant import Accountant, cost
+from sluice.privacy.events import PoissonGaussian, Query
+from sluice.privacy.problems import Problem
+from sluice.privacy.relation import Relation
+from sluice.release.attest import (
     MANIFEST,
     PRIVACY,
     REVOCATIONS_TYPE,
@@ -39,9 +42,6 @@ from privacy.attest import (
     sign,
     sums,
 )
-from privacy.events import PoissonGaussian, Query
-from privacy.problems import Problem
-from privacy.relation import Relation
 
 SIGNER, OTHER = SeedSigner(bytes(range(32))), SeedSigner(bytes(32))
 KEYS = {SIGNER.key_id: SIGNER.public}
@@ -425,7 +425,7 @@ def test_a_list_is_good_for_a_week_and_ten_minutes(dated):
 
 
 def test_slugs_are_those_that_others_know():
-    slugs = {each.slug for each in Problem.__subclasses__() if each.__module__ == "privacy.attest"}
+    slugs = {each.slug for each in Problem.__subclasses__() if each.__module__ == "sluice.release.attest"}
     assert slugs == {
         "bad-signature", "unknown-key", "bundle-altered", "epsilon-not-reproduced", "over-budget",
         "owners-differ", "release-withdrawn", "revocations-rolled-back", "revocations-expired", "not-signed",

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy.account import capacity
-from privacy.balance import GENESIS, Balance, Broken, digest, fold
+from sluice.privacy.account import capacity
+from sluice.release.balance import GENESIS, Balance, Broken, digest, fold
 
 ACCOUNT = "00000000-0000-4000-8000-000000000001"
 TERMS = {"epsilon": 10.0, "delta": 1e-5, "order": 4, "relation": "add_remove"}

@@ -9,9 +9,10 @@ import mpmath
 import numpy as np
 import pytest
 
-from privacy import accountant, renyi
-from privacy.accountant import UNITS, cost
-from privacy.events import (
+from sluice.privacy import accountant, renyi
+from sluice.privacy.accountant import UNITS, cost
+from sluice.privacy.dominating_pairs import Antipodal, GaussianBase, OneSided, Plain, SlicedBase, dominating
+from sluice.privacy.events import (
     Composition,
     Gaussian,
     Geometry,
@@ -20,9 +21,8 @@ from privacy.events import (
     Rotation,
     SlicedProjection,
 )
-from privacy.pairs import Antipodal, GaussianBase, OneSided, Plain, SlicedBase, dominating
-from privacy.problems import EvaluationsDisagree, TooCostlyToAccount
-from privacy.relation import Relation
+from sluice.privacy.problems import EvaluationsDisagree, TooCostlyToAccount
+from sluice.privacy.relation import Relation
 
 DIGITS = 50
 ORDERS = [*range(2, 17)] * 30 + [20, 24, 32, 48, 64] * 6 + [256, 256, 1024]

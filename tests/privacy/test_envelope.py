@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from privacy.envelope import (
+from sluice.envelope import (
     CHUNK,
     OAEP,
     PLAIN_CHUNK,

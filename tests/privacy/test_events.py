@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy.accountant import Accountant, cost, epsilon
-from privacy.events import (
+from sluice.privacy.accountant import Accountant, cost, epsilon
+from sluice.privacy.events import (
     KINDS,
     Composition,
     Gaussian,
@@ -21,8 +21,8 @@ from privacy.events import (
     from_dict,
     from_json,
 )
-from privacy.problems import InvalidEvent, Problem, TooCostlyToAccount, UnknownEvent
-from privacy.relation import Relation
+from sluice.privacy.problems import InvalidEvent, Problem, TooCostlyToAccount, UnknownEvent
+from sluice.privacy.relation import Relation
 
 bounds = st.floats(0.1, 10)
 step_counts = st.integers(1, 10**7)

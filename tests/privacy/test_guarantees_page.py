@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from privacy.plans import PLANS
+from sluice.methods import PLANS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
@@ -41,7 +41,7 @@ def test_every_section_points_at_code_and_test():
     sections = PAGE.split("\n## ")[2:]
     assert len(sections) >= 9
     for section in sections:
-        assert re.search(r"`(privacy|core|worker|service)/[\w/]+\.py:\w+`", section), section[:40]
+        assert re.search(r"`(src/sluice|core|worker|service)/[\w/]+\.py:\w+`", section), section[:40]
         assert re.search(r"`tests/\w+/\w+\.py::\w+`", section), section[:40]
 
 

@@ -11,12 +11,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from privacy import pld
-from privacy.accountant import Accountant, epsilon
-from privacy.events import Gaussian, Geometry, PoissonGaussian, Query, Rotation, SlicedProjection
-from privacy.pairs import OneSided, SlicedBase, Symmetric, covers_blank_rows, dominating
-from privacy.relation import Relation
-from privacy.renyi import divergence
+from sluice.privacy import pld
+from sluice.privacy.accountant import Accountant, epsilon
+from sluice.privacy.dominating_pairs import OneSided, SlicedBase, Symmetric, covers_blank_rows, dominating
+from sluice.privacy.events import Gaussian, Geometry, PoissonGaussian, Query, Rotation, SlicedProjection
+from sluice.privacy.relation import Relation
+from sluice.privacy.renyi import divergence
 
 GRID = np.linspace(-14, 14, 2801)
 STEP = GRID[1] - GRID[0]

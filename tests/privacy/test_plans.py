@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy.accountant import Accountant, Reading
-from privacy.events import Composition, Geometry, Query
-from privacy.plans import PLANS, Clipping, PublishedReading, Target, plan_from_dict
-from privacy.plans.adapt import AdaptPlan
-from privacy.plans.atlas import AtlasPlan
-from privacy.plans.base import rate_of, rounded_up
-from privacy.plans.dpgan import DPGANPlan
-from privacy.plans.gswgan import GSWGANPlan
-from privacy.plans.sinkhorn import SinkhornPlan
-from privacy.plans.swd import Features, SWDOneShotPlan, SWDPlan
-from privacy.problems import InvalidPlan, InvalidTarget, NotCalibrated, TargetOutOfReach
-from privacy.relation import Relation
+from sluice.methods import PLANS, Clipping, PublishedReading, Target, plan_from_dict
+from sluice.methods.adapt import AdaptPlan
+from sluice.methods.atlas import AtlasPlan
+from sluice.methods.base import rate_of, rounded_up
+from sluice.methods.dpgan import DPGANPlan
+from sluice.methods.gswgan import GSWGANPlan
+from sluice.methods.sinkhorn import SinkhornPlan
+from sluice.methods.swd import Features, SWDOneShotPlan, SWDPlan
+from sluice.privacy.accountant import Accountant, Reading
+from sluice.privacy.events import Composition, Geometry, Query
+from sluice.privacy.problems import InvalidPlan, InvalidTarget, NotCalibrated, TargetOutOfReach
+from sluice.privacy.relation import Relation
 
 EXAMPLES = [
     DPGANPlan(steps=50_000, sampling_prob=1 / 118, expected_batch=508.0),

@@ -11,12 +11,12 @@ from dp_accounting.pld import privacy_loss_distribution as library
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import rdp_privacy_accountant
 
-from privacy import limits, pld
-from privacy.accountant import Accountant, epsilon
-from privacy.events import Gaussian, PoissonGaussian, Query
-from privacy.plans.sinkhorn import SinkhornPlan
-from privacy.problems import EvaluationsDisagree, TooCostlyToAccount
-from privacy.relation import Relation
+from sluice.methods.sinkhorn import SinkhornPlan
+from sluice.privacy import pld, pld_process
+from sluice.privacy.accountant import Accountant, epsilon
+from sluice.privacy.events import Gaussian, PoissonGaussian, Query
+from sluice.privacy.problems import EvaluationsDisagree, TooCostlyToAccount
+from sluice.privacy.relation import Relation
 
 NAMES = {
     Relation.ADD_REMOVE: NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -110,23 +110,23 @@ def test_a_question_past_its_time_is_refused_and_the_next_is_answered():
     event = PoissonGaussian(query=Query.SUM, bound=1.0, noise_stddev=1.0, steps=1000, sampling_prob=0.01)
     request = {"events": [event.to_dict()], "delta": 1e-5, "relation": "add_remove"}
     with pytest.raises(TooCostlyToAccount):
-        limits.ask(request, patience=0.0)
-    assert limits.ask(request) == pytest.approx(
+        pld_process.ask(request, patience=0.0)
+    assert pld_process.ask(request) == pytest.approx(
         pld.compute((event,), delta=1e-5, relation=Relation.ADD_REMOVE)
     )
 
 
 def test_a_fault_of_the_other_process_has_a_name():
     with pytest.raises(EvaluationsDisagree):
-        limits.ask({"nothing": 1})
+        pld_process.ask({"nothing": 1})
     with pytest.raises(TooCostlyToAccount):
-        limits.ask({"events": [{"version": 9}], "delta": 1e-5, "relation": "add_remove"})
+        pld_process.ask({"events": [{"version": 9}], "delta": 1e-5, "relation": "add_remove"})
 
 
 def test_readings_are_cached_by_event(monkeypatch):
     event = PoissonGaussian(query=Query.SUM, bound=1.0, noise_stddev=1.5, steps=321, sampling_prob=0.01)
     first = epsilon(event, delta=1e-5, accountant=Accountant.PLD, relation=Relation.ADD_REMOVE)
-    monkeypatch.setattr(limits, "ask", lambda request: pytest.fail("asked again"))
+    monkeypatch.setattr(pld_process, "ask", lambda request: pytest.fail("asked again"))
     again = PoissonGaussian(query=Query.SUM, bound=1.0, noise_stddev=1.5, steps=321, sampling_prob=0.01)
     assert epsilon(again, delta=1e-5, accountant=Accountant.PLD, relation=Relation.ADD_REMOVE) == first
 
@@ -142,7 +142,7 @@ HOSTILE = [
 @pytest.mark.parametrize("plan", HOSTILE)
 @pytest.mark.parametrize("relation", [*Relation])
 def test_hostile_plans_are_refused_before_anything_is_computed(plan, relation, monkeypatch):
-    monkeypatch.setattr(limits, "ask", lambda request: pytest.fail("screening let it through"))
+    monkeypatch.setattr(pld_process, "ask", lambda request: pytest.fail("screening let it through"))
     started = time.process_time()
     with pytest.raises(TooCostlyToAccount):
         plan.reading(delta=1e-5, relation=relation, accountant=Accountant.PLD)
@@ -151,7 +151,17 @@ def test_hostile_plans_are_refused_before_anything_is_computed(plan, relation, m
 
 def test_a_hostile_plan_is_refused_within_two_seconds_and_half_a_gigabyte():
     """Seconds of computing; bench/accounting.py holds it to two seconds by the clock on an idle machine."""
-    command = [sys.executable, "-m", "client.main", "quote", "sinkhorn", "--rate", "0.9", "--noise", "0.001"]
+    command = [
+        sys.executable,
+        "-m",
+        "sluice.cli.main",
+        "quote",
+        "sinkhorn",
+        "--rate",
+        "0.9",
+        "--noise",
+        "0.001",
+    ]
     command += ["--steps", "1000000000", "--delta", "1e-5", "--json"]
     # From a small process: a child's peak counts what its parent held when it was forked.
     measure = (
@@ -173,7 +183,7 @@ def test_a_question_that_computes_too_long_is_given_up():
     """In a process of its own, with next to no time allowed."""
     event = PoissonGaussian(query=Query.SUM, bound=1.0, noise_stddev=1.0, steps=10**6, sampling_prob=0.01)
     request = json.dumps({"events": [event.to_dict()], "delta": 1e-5, "relation": "add_remove"})
-    script = "from privacy import limits; limits.SECONDS = 0.01; limits.serve()"
+    script = "from sluice.privacy import pld_process; pld_process.SECONDS = 0.01; pld_process.serve()"
     done = subprocess.run(
         [sys.executable, "-c", script], input=request + "\n", capture_output=True, text=True, check=True
     )
@@ -184,8 +194,8 @@ def test_a_question_that_wants_too_much_memory_is_given_up():
     event = PoissonGaussian(query=Query.SUM, bound=1.0, noise_stddev=1.0, steps=10**6, sampling_prob=0.01)
     request = json.dumps({"events": [event.to_dict()], "delta": 1e-5, "relation": "add_remove"})
     script = (
-        "from privacy import limits, pld; "
-        "pld.compute = lambda *a, **k: float(len(bytearray(4 * 2**30))); limits.serve()"
+        "from sluice.privacy import pld, pld_process; "
+        "pld.compute = lambda *a, **k: float(len(bytearray(4 * 2**30))); pld_process.serve()"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], input=request + "\n", capture_output=True, text=True, check=True

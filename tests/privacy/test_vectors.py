@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from privacy import renyi
-from privacy.accountant import Accountant, epsilon
-from privacy.events import Event, Gaussian, Geometry, PoissonGaussian, Query, SlicedProjection
-from privacy.pairs import Plain, dominating
-from privacy.plans import Clipping, PublishedReading
-from privacy.plans.gswgan import GSWGANPlan
-from privacy.plans.sinkhorn import SinkhornPlan
-from privacy.plans.swd import SWDPlan
-from privacy.relation import Relation
+from sluice.methods import Clipping, PublishedReading
+from sluice.methods.gswgan import GSWGANPlan
+from sluice.methods.sinkhorn import SinkhornPlan
+from sluice.methods.swd import SWDPlan
+from sluice.privacy import renyi
+from sluice.privacy.accountant import Accountant, epsilon
+from sluice.privacy.dominating_pairs import Plain, dominating
+from sluice.privacy.events import Event, Gaussian, Geometry, PoissonGaussian, Query, SlicedProjection
+from sluice.privacy.relation import Relation
 
 VECTORS = Path(__file__).resolve().parent / "vectors"
 

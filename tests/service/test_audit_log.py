@@ -12,8 +12,8 @@ from psycopg import errors
 from core import audit
 from core.audit import Actor
 from core.database import connect
-from privacy.auditlog import check
 from service import audit as service_audit
+from sluice.release.audit_log import check
 from tests.service.house import opened
 from worker.sweep import trim_audit_log
 

@@ -18,9 +18,9 @@ from core.database import connect
 from core.ledger import Move
 from core.tables import Grant, Witness
 from core.witness import LedgerNotWitnessed, charge_lost
-from privacy.account import capacity
-from privacy.balance import fold
-from privacy.relation import Relation
+from sluice.privacy.account import capacity
+from sluice.privacy.relation import Relation
+from sluice.release.balance import fold
 from tests.service.house import opened
 
 

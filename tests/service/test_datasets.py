@@ -15,7 +15,7 @@ import pytest
 from core.stores import s3
 from core.stores.inbox import UploadGone
 from core.unwrap import FileKeys
-from privacy.envelope import WrappingKey
+from sluice.envelope import WrappingKey
 from tests.service.house import BUDGET, IMAGES, House
 
 if TYPE_CHECKING:

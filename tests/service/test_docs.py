@@ -6,10 +6,10 @@ import pytest
 
 from core import errors
 from core.stores.inbox import MOST_PARTS, SIGNED_SECONDS
-from privacy import problems as privacy_problems
 from service import problems
 from service.auth import OPEN
 from service.limits import LARGEST_BODY
+from sluice.privacy import problems as privacy_problems
 from tests.conftest import ROOT
 from tests.service.test_permissions import OPEN_ROUTES
 
@@ -29,7 +29,7 @@ def named() -> dict[str, str]:
         for each in kind.__subclasses__():
             # What is wrong with a downloaded release is no answer of the service.
             if each.__module__.split(".")[0] in ("core", "service", "privacy") and (
-                each.__module__ != "privacy.attest"
+                each.__module__ != "sluice.release.attest"
             ):
                 yield each
                 yield from below(each)

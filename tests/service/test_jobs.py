@@ -12,8 +12,8 @@ import psycopg
 import pytest
 from kombu.exceptions import OperationalError
 
-from privacy.plans import plan_from_dict
 from service.jobs import actions, pricing, routes
+from sluice.methods import plan_from_dict
 from tests.service.house import PLAN, new_key
 
 DPGAN = {"kind": "dpgan", "sampling_prob": 0.01, "expected_batch": 64, "steps": 1000}

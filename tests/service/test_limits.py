@@ -16,8 +16,8 @@ import structlog
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from client.local.ports import free_port
 from core import log
+from local.ports import free_port
 from service import limits
 from tests.service.house import BUDGET, IMAGES, PLAN, House, opened
 

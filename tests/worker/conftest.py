@@ -19,7 +19,6 @@ from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 import core.witness
-from client.local.stack import Stack
 from core import ledger
 from core.database import connect
 from core.ledger import Move
@@ -30,10 +29,11 @@ from core.stores.witness import witness_store
 from core.tables import Account, Dataset, Entry, Job, Person, Review
 from core.unwrap import FileKeys
 from core.witness import WitnessLog
-from privacy.balance import GENESIS, Balance, digest
-from privacy.envelope import Stream, decrypt_wrapped, new_key, upload_context
-from privacy.plans import Target, plan_from_dict
-from privacy.relation import Relation
+from local.stack import Stack
+from sluice.envelope import Stream, decrypt_wrapped, new_key, upload_context
+from sluice.methods import Target, plan_from_dict
+from sluice.privacy.relation import Relation
+from sluice.release.balance import GENESIS, Balance, digest
 from worker import sweep
 from worker.opening import data_key
 

@@ -16,9 +16,9 @@ import torch
 
 from core import log
 from core.settings import PublishSettings, load
-from privacy.accountant import Accountant
-from privacy.attest import readable
-from privacy.events import from_dict
+from sluice.privacy.accountant import Accountant
+from sluice.privacy.events import from_dict
+from sluice.release.attest import readable
 from worker import bundle  # noqa: F401 (loaded once, before the forks)
 from worker.publish import make_publisher
 

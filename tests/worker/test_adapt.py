@@ -10,13 +10,13 @@ from torch import Tensor
 
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
-from privacy.events import Geometry, SlicedProjection
-from privacy.plans.adapt import AdaptPlan, AdaptRecipe
-from privacy.problems import InvalidPlan
+from sluice.generators.architecture import UnfitSynthesizer
+from sluice.generators.classifier import ARCHITECTURE, WEIGHTS, Classifier, ClassifierShape
+from sluice.methods.adapt import AdaptPlan, AdaptRecipe
+from sluice.privacy.events import Geometry, SlicedProjection
+from sluice.privacy.problems import InvalidPlan
 from tests.fakes import ImageRows, SeededRng
 from worker.mechanisms.noise import SecureRng
-from worker.synthesizers.architecture import UnfitSynthesizer
-from worker.synthesizers.classifier import ARCHITECTURE, WEIGHTS, Classifier, ClassifierShape
 from worker.trainers.adapt import AdaptTraining, Lens
 from worker.trainers.progress import Progress
 

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
-from privacy.accountant import Accountant
-from privacy.events import Gaussian, Query
-from privacy.plans.atlas import AtlasPlan, AtlasRecipe
-from privacy.problems import InvalidPlan
-from privacy.relation import Relation
+from sluice.generators.architecture import UnfitSynthesizer
+from sluice.generators.atlas import UNIT, Atlas, AtlasNetwork, Cosines, Poses, each, on_grid
+from sluice.generators.image import ImageSynthesizer
+from sluice.methods.atlas import AtlasPlan, AtlasRecipe
+from sluice.privacy.accountant import Accountant
+from sluice.privacy.events import Gaussian, Query
+from sluice.privacy.problems import InvalidPlan
+from sluice.privacy.relation import Relation
 from tests.fakes import ImageRows, SeededRng
 from worker.mechanisms.noise import SecureRng
-from worker.synthesizers.architecture import UnfitSynthesizer
-from worker.synthesizers.atlas import UNIT, Atlas, AtlasNetwork, Cosines, Poses, each, on_grid
-from worker.synthesizers.image import ImageSynthesizer
 from worker.trainers import atlas
 from worker.trainers.atlas import STEP, AtlasTraining, clipped, lengths, packed, shrunk, unpacked
 
@@ -53,7 +53,7 @@ def test_all_sums_together_cost_one_gaussian():
         assert [part.steps for part in parts] == list(given.stages.values())
         assert sum(part.steps for part in parts) == given.steps
         reading = given.reading(delta=1e-5, relation=Relation.ADD_REMOVE, accountant=Accountant.RENYI)
-        from privacy.accountant import epsilon
+        from sluice.privacy.accountant import epsilon
 
         alone = epsilon(whole, delta=1e-5, relation=Relation.ADD_REMOVE, accountant=Accountant.RENYI)
         assert reading.epsilon == pytest.approx(alone.epsilon, rel=1e-6)

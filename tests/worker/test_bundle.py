@@ -19,12 +19,12 @@ from safetensors.torch import load, save
 
 from core.faults import Failure
 from core.schema import ImageSchema
-from privacy.attest import paths
-from privacy.events import Composition, PoissonGaussian, Query, Rotation
+from sluice.generators.dcgan import DCGAN
+from sluice.generators.image import ARCHITECTURE, WEIGHTS, ImageSynthesizer
+from sluice.privacy.events import Composition, PoissonGaussian, Query, Rotation
+from sluice.release.attest import paths
 from worker import bundle
 from worker.bundle import Facts, build, data, opened
-from worker.synthesizers.dcgan import DCGAN
-from worker.synthesizers.image import ARCHITECTURE, WEIGHTS, ImageSynthesizer
 from worker.trainers.networks import Discriminator
 
 SCHEMA = ImageSchema(height=8, width=8, channels=1, classes=("dark", "a/b <c>", "light"))

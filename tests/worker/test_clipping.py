@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tests.fakes  # noqa: F401  one thread
+from sluice.generators.dcgan import DCGAN
 from worker.mechanisms import clipping
 from worker.mechanisms.clipping import (
     ROOM,
@@ -19,7 +20,6 @@ from worker.mechanisms.clipping import (
     record_gradients,
     validate,
 )
-from worker.synthesizers.dcgan import DCGAN
 from worker.trainers.networks import Discriminator
 
 RECORDS = 13

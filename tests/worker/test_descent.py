@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from worker.synthesizers.dcgan import DCGAN
+from sluice.generators.dcgan import DCGAN
 from worker.trainers.descent import descend, remember
 
 

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
-from privacy.plans.dpgan import DPGANPlan, DPGANRecipe
-from privacy.problems import InvalidPlan
+from sluice.generators.architecture import UnfitSynthesizer
+from sluice.generators.dcgan import DCGAN, Generator
+from sluice.generators.dense import Dense
+from sluice.generators.image import ARCHITECTURE, WEIGHTS, ImageSynthesizer
+from sluice.methods.dpgan import DPGANPlan, DPGANRecipe
+from sluice.privacy.problems import InvalidPlan
 from tests.fakes import ImageRows, SeededRng
 from worker.mechanisms.clipping import clip_rows, record_gradients
 from worker.mechanisms.noise import SecureRng
-from worker.synthesizers.architecture import UnfitSynthesizer
-from worker.synthesizers.dcgan import DCGAN, Generator
-from worker.synthesizers.dense import Dense
-from worker.synthesizers.image import ARCHITECTURE, WEIGHTS, ImageSynthesizer
 from worker.trainers.dpgan import LADDER, DPGANTraining, Pace, adversarial_loss, labelled_loss
 from worker.trainers.networks import BatchNormed, DenseDiscriminator, Discriminator, difference
 

@@ -15,18 +15,18 @@ from torch import Tensor
 
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
-from privacy.accountant import Accountant
-from privacy.events import Query, Rotation
-from privacy.plans import plan_from_dict
-from privacy.plans.base import Clipping, Target
-from privacy.plans.gswgan import GSWGANPlan, GSWGANRecipe
-from privacy.problems import InvalidPlan
-from privacy.relation import Relation
+from sluice.generators.dense import Dense
+from sluice.methods import plan_from_dict
+from sluice.methods.base import Clipping, Target
+from sluice.methods.gswgan import GSWGANPlan, GSWGANRecipe
+from sluice.privacy.accountant import Accountant
+from sluice.privacy.events import Query, Rotation
+from sluice.privacy.problems import InvalidPlan
+from sluice.privacy.relation import Relation
 from tests.fakes import ImageRows, SeededRng
 from worker.mechanisms.clipping import clip_rows
 from worker.mechanisms.noise import SecureRng
 from worker.mechanisms.sampling import Draws, PartRotation
-from worker.synthesizers.dense import Dense
 from worker.trainers.gswgan import Discriminators, Frequencies, GSWGANTraining
 from worker.trainers.networks import difference
 

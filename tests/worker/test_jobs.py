@@ -27,11 +27,11 @@ from core.stores.witness import DirectoryWitness
 from core.tables import Diagnosis
 from core.unwrap import FileKeys, KeyNotConfigured
 from core.witness import WitnessLog
-from privacy.envelope import CannotDecrypt, decrypt_wrapped
+from sluice.envelope import CannotDecrypt, decrypt_wrapped
+from sluice.generators.classifier import Classifier
 from tests.worker.conftest import ADAPT, GSWGAN
 from worker import sweep, training
 from worker.claims import Fenced, claim
-from worker.synthesizers.classifier import Classifier
 from worker.train import make_trainer
 from worker.trainers import Progress
 from worker.training import Pulse, Trainer

@@ -11,7 +11,7 @@ from psycopg.types.json import Jsonb
 
 from core.database import connect
 from core.queue import bell
-from privacy import attest
+from sluice.release import attest
 from worker import publish, train
 from worker.checking import Checker
 from worker.publish import Publisher

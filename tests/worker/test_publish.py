@@ -31,19 +31,19 @@ from core.settings import PublishSettings, TrainSettings
 from core.stores import s3
 from core.tables import Account, Approval, Dataset, Job, Person, Release, Revocations, SigningKey
 from core.unwrap import FileKeys
-from privacy import attest
-from privacy.account import cost_as_epsilon
-from privacy.accountant import epsilon
-from privacy.events import from_dict
-from privacy.relation import Relation
+from sluice.generators.classifier import Classifier, ClassifierShape
+from sluice.generators.dcgan import DCGAN
+from sluice.generators.image import WEIGHTS, ImageSynthesizer
+from sluice.privacy.account import cost_as_epsilon
+from sluice.privacy.accountant import epsilon
+from sluice.privacy.events import from_dict
+from sluice.privacy.relation import Relation
+from sluice.release import attest
 from tests.worker.conftest import GSWGAN
 from worker import sweep
 from worker.claims import MOST_ATTEMPTS, claim
 from worker.publish import make_publisher
 from worker.sweep import unpublished
-from worker.synthesizers.classifier import Classifier, ClassifierShape
-from worker.synthesizers.dcgan import DCGAN
-from worker.synthesizers.image import WEIGHTS, ImageSynthesizer
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMATS = ["npz", "png"]

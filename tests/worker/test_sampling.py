@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from core.faults import Failure, Fault
-from privacy.events import Geometry, PoissonGaussian, Query, SlicedProjection
+from sluice.privacy.events import Geometry, PoissonGaussian, Query, SlicedProjection
 from tests.fakes import ImageRows, SeededRng
 from worker.mechanisms.noise import SecureRng
 from worker.mechanisms.sampling import BLANK, PoissonSampling, WithoutReplacement, uniform

@@ -13,19 +13,19 @@ from torch import Tensor
 
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
-from privacy.events import Query
-from privacy.plans import plan_from_dict
-from privacy.plans.base import Clipping
-from privacy.plans.gswgan import GSWGANPlan
-from privacy.plans.sinkhorn import SinkhornPlan, SinkhornRecipe
-from privacy.problems import InvalidPlan
+from sluice.generators.architecture import UnfitSynthesizer
+from sluice.generators.dcgan import DCGAN
+from sluice.generators.image import ImageSynthesizer
+from sluice.generators.residual import Residual
+from sluice.methods import plan_from_dict
+from sluice.methods.base import Clipping
+from sluice.methods.gswgan import GSWGANPlan
+from sluice.methods.sinkhorn import SinkhornPlan, SinkhornRecipe
+from sluice.privacy.events import Query
+from sluice.privacy.problems import InvalidPlan
 from tests.fakes import ImageRows, SeededRng
 from worker.mechanisms.clipping import clip_rows
 from worker.mechanisms.noise import SecureRng
-from worker.synthesizers.architecture import UnfitSynthesizer
-from worker.synthesizers.dcgan import DCGAN
-from worker.synthesizers.image import ImageSynthesizer
-from worker.synthesizers.residual import Residual
 from worker.trainers.sinkhorn import (
     MASS_WEIGHT,
     UNIT_DISTANCE,

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
-from privacy.events import Geometry
-from privacy.plans.swd import Features, OneShotRecipe, Patterns, SWDOneShotPlan, SWDPlan, SWDRecipe
-from privacy.problems import InvalidPlan
+from sluice.generators.image import ImageSynthesizer
+from sluice.methods.swd import Features, OneShotRecipe, Patterns, SWDOneShotPlan, SWDPlan, SWDRecipe
+from sluice.privacy.events import Geometry
+from sluice.privacy.problems import InvalidPlan
 from tests.fakes import ImageRows, SeededRng
 from worker.mechanisms.noise import SecureRng
 from worker.mechanisms.projections import (
@@ -27,7 +28,6 @@ from worker.mechanisms.projections import (
     sliced,
     spread,
 )
-from worker.synthesizers.image import ImageSynthesizer
 from worker.trainers.swd import SWDTraining
 from worker.trainers.swd_one_shot import UNIT, Histograms, SWDOneShotTraining, on_simplex, patterns
 

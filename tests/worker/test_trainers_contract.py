@@ -10,18 +10,18 @@ from safetensors.torch import load, save
 
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
-from privacy.plans.adapt import AdaptPlan, AdaptRecipe
-from privacy.plans.atlas import AtlasPlan, AtlasRecipe
-from privacy.plans.base import Clipping, Plan
-from privacy.plans.dpgan import DPGANPlan, DPGANRecipe
-from privacy.plans.gswgan import GSWGANPlan, GSWGANRecipe
-from privacy.plans.sinkhorn import SinkhornPlan, SinkhornRecipe
-from privacy.plans.swd import Features, OneShotRecipe, SWDOneShotPlan, SWDPlan, SWDRecipe
+from sluice.generators.classifier import Classifier
+from sluice.generators.image import ImageSynthesizer
+from sluice.methods.adapt import AdaptPlan, AdaptRecipe
+from sluice.methods.atlas import AtlasPlan, AtlasRecipe
+from sluice.methods.base import Clipping, Plan
+from sluice.methods.dpgan import DPGANPlan, DPGANRecipe
+from sluice.methods.gswgan import GSWGANPlan, GSWGANRecipe
+from sluice.methods.sinkhorn import SinkhornPlan, SinkhornRecipe
+from sluice.methods.swd import Features, OneShotRecipe, SWDOneShotPlan, SWDPlan, SWDRecipe
 from tests.fakes import ImageRows, SeededRng
 from worker.mechanisms.noise import SecureRng
 from worker.mechanisms.sampling import EveryRecord
-from worker.synthesizers.classifier import Classifier
-from worker.synthesizers.image import ImageSynthesizer
 from worker.trainers import TRAINERS, Progress, Training
 
 

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
-from privacy.attest import DATA, MANIFEST, PRIVACY, SUMS, paths, sums
-from privacy.events import from_dict
+from sluice.generators.architecture import UnfitSynthesizer
+from sluice.generators.classifier import Classifier
+from sluice.generators.image import ImageSynthesizer
+from sluice.privacy.events import from_dict
+from sluice.release.attest import DATA, MANIFEST, PRIVACY, SUMS, paths, sums
 from worker.bundle.data import draw
 from worker.bundle.facts import Facts, card, croissant
-from worker.synthesizers.architecture import UnfitSynthesizer
-from worker.synthesizers.classifier import Classifier
-from worker.synthesizers.image import ImageSynthesizer
 
 MOST_BYTES = 5 << 30  # what S3 takes in one piece
 MOST_OF_A_SYNTHESIZER = 1 << 30

@@ -16,9 +16,9 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from core.schema import ImageSchema
-from privacy.attest import DATA
+from sluice.generators.image import ImageSynthesizer, Sample
+from sluice.release.attest import DATA
 from worker.bundle.facts import Facts
-from worker.synthesizers.image import ImageSynthesizer, Sample
 
 GROUP = 16  # chunks of samples in memory at a time
 DAWN = (1980, 1, 1, 0, 0, 0)  # the zip format's first moment: a file says nothing about when it was made

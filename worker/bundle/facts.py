@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.schema import ImageSchema
-from privacy import owners
-from privacy.accountant import UNITS
-from privacy.attest import DATA
+from sluice.privacy.accountant import UNITS
+from sluice.release import owners
+from sluice.release.attest import DATA
 
 
 @dataclass(frozen=True, kw_only=True)

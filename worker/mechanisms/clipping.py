@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from worker.patches import patches
+from sluice.generators.im2col import im2col
 
 Loss = Callable[..., Tensor]  # (module, *rows) to one loss for each record
 Shares = dict[Tensor, Tensor]  # of each parameter, in a total
@@ -256,7 +256,7 @@ def squared(rows: Tensor) -> Tensor:
 
 
 def patches_for(layer: nn.Conv2d | nn.ConvTranspose2d, images: Tensor) -> Tensor:
-    return patches(
+    return im2col(
         channels_last(images),
         layer.kernel_size,
         stride=layer.stride,

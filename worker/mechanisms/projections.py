@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from privacy.events import Geometry
+from sluice.privacy.events import Geometry
 from worker.mechanisms.clipping import clip_rows
 from worker.mechanisms.noise import GaussianNoise, Rng
 

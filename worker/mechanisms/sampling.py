@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 from core.faults import Failure, Fault
-from privacy.events import Gaussian, Geometry, PoissonGaussian, Query, Rotation, SlicedProjection
+from sluice.privacy.events import Gaussian, Geometry, PoissonGaussian, Query, Rotation, SlicedProjection
 from worker.mechanisms.noise import Rng
 
 # Records looked at in one go, so that ten million of them need no more memory than one million.

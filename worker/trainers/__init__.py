@@ -20,8 +20,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from worker.synthesizers.classifier import Classifier
-from worker.synthesizers.image import ImageSynthesizer
+from sluice.generators.classifier import Classifier
+from sluice.generators.image import ImageSynthesizer
 from worker.trainers.adapt import AdaptTraining
 from worker.trainers.atlas import AtlasTraining
 from worker.trainers.dpgan import DPGANTraining

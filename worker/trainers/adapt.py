@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from core.faults import Failure, Fault
-from privacy.plans.adapt import AdaptPlan, AdaptRecipe
-from privacy.plans.base import trainable
+from sluice.generators.classifier import Classifier, ClassifierShape, Network
+from sluice.methods.adapt import AdaptPlan, AdaptRecipe
+from sluice.methods.base import trainable
 from worker.mechanisms.noise import GaussianNoise, Rng
 from worker.mechanisms.projections import (
     clipped,
@@ -31,7 +32,6 @@ from worker.mechanisms.projections import (
     smoothed,
 )
 from worker.mechanisms.sampling import BLANK, WithoutReplacement, uniform
-from worker.synthesizers.classifier import Classifier, ClassifierShape, Network
 from worker.trainers.descent import descend
 from worker.trainers.networks import start_state
 from worker.trainers.progress import Progress

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
-from privacy.events import Composition, Query
-from privacy.plans.atlas import AtlasPlan, AtlasRecipe
-from privacy.plans.base import trainable
+from sluice.generators.atlas import FURTHEST, Atlas, AtlasNetwork, Poses, each, on_grid
+from sluice.generators.image import ImageSynthesizer
+from sluice.methods.atlas import AtlasPlan, AtlasRecipe
+from sluice.methods.base import trainable
+from sluice.privacy.events import Composition, Query
 from worker.mechanisms.clipping import ROOM
 from worker.mechanisms.noise import GaussianNoise, Releases, Rng
 from worker.mechanisms.sampling import EveryRecord
-from worker.synthesizers.atlas import FURTHEST, Atlas, AtlasNetwork, Poses, each, on_grid
-from worker.synthesizers.image import ImageSynthesizer
 from worker.trainers.progress import Progress
 from worker.trainers.swd import ImageRows, fill, kept
 

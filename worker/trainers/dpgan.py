@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
-from privacy.events import Query
-from privacy.plans.base import trainable
-from privacy.plans.dpgan import DPGANPlan, DPGANRecipe
+from sluice.generators.dcgan import DCGAN
+from sluice.generators.dense import Dense
+from sluice.generators.image import ImageSynthesizer
+from sluice.methods.base import trainable
+from sluice.methods.dpgan import DPGANPlan, DPGANRecipe
+from sluice.privacy.events import Query
 from worker.mechanisms.clipping import Clipped, Loss, clipped_sum, like, validate
 from worker.mechanisms.noise import GaussianNoise, Rng
 from worker.mechanisms.sampling import PoissonSampling, Rows, uniform
-from worker.synthesizers.dcgan import DCGAN
-from worker.synthesizers.dense import Dense
-from worker.synthesizers.image import ImageSynthesizer
 from worker.trainers.descent import descend, remember
 from worker.trainers.networks import (
     BatchNormed,

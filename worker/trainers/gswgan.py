@@ -14,15 +14,15 @@ from torch import Tensor
 
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
-from privacy.events import Query
-from privacy.plans.base import trainable
-from privacy.plans.gswgan import GSWGANPlan, GSWGANRecipe
+from sluice.generators.dcgan import SLOPE
+from sluice.generators.dense import Dense
+from sluice.generators.image import ImageSynthesizer
+from sluice.methods.base import trainable
+from sluice.methods.gswgan import GSWGANPlan, GSWGANRecipe
+from sluice.privacy.events import Query
 from worker.mechanisms.clipping import clip_rows
 from worker.mechanisms.noise import GaussianNoise, Rng
 from worker.mechanisms.sampling import PartRotation, Rows, uniform
-from worker.synthesizers.dcgan import SLOPE
-from worker.synthesizers.dense import Dense
-from worker.synthesizers.image import ImageSynthesizer
 from worker.trainers.descent import descend, remember
 from worker.trainers.networks import BatchNormed, difference, numbers, start_state
 from worker.trainers.progress import Progress

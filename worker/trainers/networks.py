@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sluice.generators.architecture import Architecture
+from sluice.generators.dcgan import DCGAN, SLOPE, halvings
+from sluice.generators.dense import DenseGenerator
+from sluice.generators.im2col import Size, halved, halving_kernel
 from worker.mechanisms.clipping import Shares, rule, squared
-from worker.patches import Size, halved, halving_kernel
-from worker.synthesizers.architecture import Architecture
-from worker.synthesizers.dcgan import DCGAN, SLOPE, halvings
-from worker.synthesizers.dense import DenseGenerator
 
 
 class LabelPlanes(nn.Conv2d):

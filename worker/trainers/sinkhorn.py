@@ -10,15 +10,15 @@ from torch import Tensor
 
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
-from privacy.plans.base import Clipping, trainable
-from privacy.plans.sinkhorn import SinkhornPlan, SinkhornRecipe
+from sluice.generators.architecture import Architecture
+from sluice.generators.dcgan import DCGAN
+from sluice.generators.image import ImageSynthesizer
+from sluice.generators.residual import Residual
+from sluice.methods.base import Clipping, trainable
+from sluice.methods.sinkhorn import SinkhornPlan, SinkhornRecipe
 from worker.mechanisms.clipping import ROOM, clip_rows
 from worker.mechanisms.noise import GaussianNoise, Rng
 from worker.mechanisms.sampling import PoissonSampling, Rows, uniform
-from worker.synthesizers.architecture import Architecture
-from worker.synthesizers.dcgan import DCGAN
-from worker.synthesizers.image import ImageSynthesizer
-from worker.synthesizers.residual import Residual
 from worker.trainers.descent import descend, remember
 from worker.trainers.dpgan import start_state
 from worker.trainers.progress import Progress

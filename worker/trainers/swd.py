@@ -11,8 +11,12 @@ from torch import Tensor
 
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
-from privacy.plans.base import trainable
-from privacy.plans.swd import GeneratorRecipe, SWDPlan, SWDRecipe, row_length
+from sluice.generators.architecture import Architecture
+from sluice.generators.dense import Dense
+from sluice.generators.image import ImageSynthesizer
+from sluice.generators.upsampling import Upsampling
+from sluice.methods.base import trainable
+from sluice.methods.swd import GeneratorRecipe, SWDPlan, SWDRecipe, row_length
 from worker.mechanisms.noise import GaussianNoise, Rng
 from worker.mechanisms.projections import (
     Moments,
@@ -26,10 +30,6 @@ from worker.mechanisms.projections import (
     smoothed,
 )
 from worker.mechanisms.sampling import BLANK, Rows, WithoutReplacement
-from worker.synthesizers.architecture import Architecture
-from worker.synthesizers.dense import Dense
-from worker.synthesizers.image import ImageSynthesizer
-from worker.synthesizers.upsampling import Upsampling
 from worker.trainers.descent import descend, remember
 from worker.trainers.networks import BatchNormed, numbers, start_state
 from worker.trainers.progress import Progress

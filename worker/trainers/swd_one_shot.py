@@ -10,13 +10,13 @@ from torch import Tensor
 
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
-from privacy.events import Query
-from privacy.plans.swd import Features, OneShotRecipe, Patterns, SWDOneShotPlan
+from sluice.generators.image import ImageSynthesizer
+from sluice.methods.swd import Features, OneShotRecipe, Patterns, SWDOneShotPlan
+from sluice.privacy.events import Query
 from worker.mechanisms.clipping import ROOM
 from worker.mechanisms.noise import GaussianNoise, Rng
 from worker.mechanisms.projections import sliced
 from worker.mechanisms.sampling import EveryRecord
-from worker.synthesizers.image import ImageSynthesizer
 from worker.trainers.progress import Progress
 from worker.trainers.swd import ImageRows, Learner, fill, kept
 

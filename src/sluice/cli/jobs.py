@@ -1,0 +1,323 @@
+"""`sluice jobs`: price a training, start it, follow it, stop it."""
+
+import json
+from collections.abc import Iterator
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sluice.cli.connection import bar, connected, facts, listing, output, save_bytes, when
+from sluice.cli.datasets import read_json
+from sluice.cli.quote import AccountantName
+from sluice.client.problems import CannotRun
+
+if TYPE_CHECKING:
+    from sluice.client.api import Json, Sluice
+
+app = typer.Typer(no_args_is_help=True, help="Training jobs: price, start, follow, stop.")
+
+
+class StateName(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    TRAINED = "trained"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class DiagnosticsName(StrEnum):
+    JSONL = "jsonl"
+    SVG = "svg"
+
+
+# What is trained by default, and the numbers of each method that did well; bench/utility.py measures them.
+BEST = "atlas"
+GOOD: dict[str, dict[str, Any]] = {
+    "adapt": {"batch": 128, "steps": 1_500},
+    "dpgan": {"batch": 512, "steps": 1_500, "clip": 5.0},
+    "gswgan": {"parts": 500, "panel": 500, "images": 20, "steps": 400},
+    "sinkhorn": {"batch": 6_000, "steps": 60},
+    "swd": {
+        "batch": 100, "steps": 80_000, "frequencies": 8, "label_weight": 8.0, "geometry": "orthonormal",
+    },
+    "swd_one_shot": {"directions": 3000},
+}  # fmt: skip
+
+Id = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job.")]
+DatasetId = Annotated[str, typer.Argument(metavar="DATASET", help="Id of a dataset that is ready.")]
+PlanFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="PLAN", help="JSON of a plan, or what `sluice quote KIND --json` prints; - reads it."
+    ),
+]
+Epsilon = Annotated[
+    float | None,
+    typer.Option(help="Find the least noise for this epsilon; else the plan's own noise counts."),
+]
+Source = Annotated[
+    str | None,
+    typer.Option(metavar="DATASET", help="For adapt: a public dataset with labels, of the same shape."),
+]
+Shared = Annotated[bool, typer.Option("--shared", help="For gswgan: others may go on from its generator.")]
+After = Annotated[
+    str | None,
+    typer.Option(metavar="JOB", help="For gswgan: the shared job whose generator it goes on from."),
+]
+AccountantOption = Annotated[AccountantName, typer.Option(help="Which reading meets --epsilon.")]
+Most = Annotated[int, typer.Option("--limit", min=1, help="How many at most, newest first.")]
+
+
+def readings(epsilon: "Json") -> str:
+    named = {"renyi": "Rényi", "pld": "PLD"}
+    return ", ".join(
+        f"{epsilon[key]:.4f} by {name}" for key, name in named.items() if epsilon[key] is not None
+    )
+
+
+def show_one(job: "Json") -> None:
+    facts(
+        ("job", job["id"]),
+        ("state", _state(job)),
+        ("plan", job["plan"].get("kind", "")),
+        ("steps", f"{job['progress']['step']:,} of {job['progress']['steps']:,}"),
+        ("epsilon", readings(job["epsilon"])),
+        ("cost", f"{job['cost'] / 1e9:.9f}"),
+        ("dataset", job["dataset"]),
+        ("account", job["account"]),
+    )
+
+
+def _state(job: "Json") -> str:
+    asked = ", asked to stop" if job["cancel_asked"] and job["finished_at"] is None else ""
+    return str(job["state"]) + asked + (f": {job['fault']}" if job["fault"] else "")
+
+
+def show_many(jobs: "list[Json]") -> None:
+    def row(one: "Json") -> tuple[str, ...]:
+        steps = f"{one['progress']['step']:,}/{one['progress']['steps']:,}"
+        epsilon = one["epsilon"]["renyi"]
+        shown = "" if epsilon is None else f"{epsilon:.4f}"
+        return one["id"], _state(one), one["plan"].get("kind", ""), steps, shown, when(one["created_at"])
+
+    listing("job", "state", "plan", "steps", "epsilon", "made", rows=map(row, jobs))
+
+
+def show_quote(quote: "Json") -> None:
+    def worth(left: "Json") -> str:
+        return f"{left['cost'] / 1e9:.9f}, worth epsilon {left['epsilon']:.4f}"
+
+    if after := quote["left_after"]:
+        room = [("left after it", worth(after)), ("room for", f"{quote['fits']:,} such jobs")]
+    else:
+        largest = quote["largest_epsilon"]
+        room = [("does not fit", "nothing is left" if largest is None else f"epsilon {largest:.4f} would")]
+    if paper := quote["published"]:
+        room.append(("published", f"{paper['claimed_epsilon']:.4g}; no guarantee: {paper['flaw']}"))
+    facts(
+        ("epsilon", readings(quote["epsilon"])),
+        ("total after it", f"{readings(quote['total_after'])}: if all plans were chosen in advance"),
+        ("delta, relation", f"{quote['delta']:g}, {quote['relation'].replace('_', '-')}"),
+        ("noise multiplier", f"{quote['plan']['noise_multiplier']:g}"),
+        ("cost", f"{quote['cost'] / 1e9:.9f} at order {quote['order']}"),
+        ("left", worth(quote["left"])),
+        *room,
+    )
+
+
+def follow(jobs: "Iterator[Json]") -> None:
+    """A bar with steps, rate, time left and epsilon, until the job ends."""
+    job = None
+    with bar("steps") as update:
+        for job in jobs:
+            at, charged = job["progress"], f"epsilon {readings(job['epsilon'])}"
+            update(_state(job), at["step"], at["steps"], charged)
+    if job is not None:
+        show_one(job)
+
+
+def _follow_or_show(started: Any) -> None:
+    (follow if isinstance(started, Iterator) else show_one)(started)
+
+
+def _until_trained(jobs: "Iterator[Json]") -> "Iterator[Json]":
+    job: Any = None
+    for job in jobs:
+        yield job
+    if job is not None and job["state"] != "trained":
+        raise CannotRun(f"job {job['id']} ended as {_state(job)}")
+
+
+def _plan(file: Path) -> Any:
+    body = read_json(file)
+    return body["plan"] if isinstance(body, dict) and isinstance(body.get("plan"), dict) else body
+
+
+def _target(epsilon: float | None, accountant: AccountantName) -> "Json | None":
+    return None if epsilon is None else {"epsilon": epsilon, "accountant": accountant.value}
+
+
+@app.command()
+@connected(show_quote)
+def quote(
+    service: "Sluice",
+    dataset: DatasetId,
+    plan: PlanFile,
+    epsilon: Epsilon = None,
+    accountant: AccountantOption = AccountantName.RENYI,
+) -> "Json":
+    """What a plan would cost this dataset's budget, and what would be left. Writes nothing."""
+    return service.quote(dataset, _plan(plan), target=_target(epsilon, accountant))
+
+
+@app.command()
+@connected(_follow_or_show)
+def start(
+    service: "Sluice",
+    dataset: DatasetId,
+    plan: PlanFile,
+    epsilon: Epsilon = None,
+    accountant: AccountantOption = AccountantName.RENYI,
+    source: Source = None,
+    shared: Shared = False,
+    after: After = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow it until it ends.")] = False,
+) -> "Json | Iterator[Json]":
+    """Charge the budget and enqueue a training."""
+    builds_on = {"source": source, "shared": shared, "after": after}
+    job = service.start_job(dataset, _plan(plan), target=_target(epsilon, accountant), **builds_on)
+    return _until_trained(service.watch(job["id"])) if watch else job
+
+
+@connected(_follow_or_show)
+def train(
+    service: "Sluice",
+    dataset: DatasetId,
+    epsilon: Annotated[float, typer.Option(help="What it may cost: the least noise for it is found.")],
+    method: Annotated[
+        str | None, typer.Option(help="How to learn; by default the one that gives the best images here.")
+    ] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A number of the plan, as sluice quote METHOD has it."
+        ),
+    ] = None,
+    accountant: AccountantOption = AccountantName.RENYI,
+    source: Source = None,
+    shared: Shared = False,
+    after: After = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait until it has ended.")] = False,
+) -> "Json | Iterator[Json]":
+    """Train a synthesizer within an epsilon: charge the budget, enqueue, follow it until it ends."""
+    declared = service.dataset(dataset)
+    method = method or ("adapt" if source else "gswgan" if shared or after else None)
+    given = ({"recipe": "fast-cpu"} if shared or after else {}) | dict(map(_assigned, options or []))
+    plan = default_plan(method, declared, given, epsilon)
+    builds_on = {"source": source, "shared": shared, "after": after}
+    job = service.start_job(dataset, plan, target=_target(epsilon, accountant), **builds_on)
+    return job if detach else _until_trained(service.watch(job["id"]))
+
+
+def default_plan(method: str | None, dataset: "Json", given: "Json", epsilon: float) -> "Json":
+    """A plan for the declared data; what is given counts before what we found good."""
+    from dataclasses import fields
+
+    from sluice.cli.pricing import plan_of
+    from sluice.methods import PLANS, Target
+    from sluice.methods.recommend import charts_for
+    from sluice.privacy.accountant import Accountant
+    from sluice.privacy.problems import Problem
+    from sluice.privacy.relation import Relation
+
+    kind = (method or BEST).replace("-", "_")
+    if kind not in PLANS:
+        raise CannotRun(f"there is no method {method}: sluice quote --help lists them")
+    usual = sized(dict(GOOD.get(kind, {})), dataset["nominal_size"], dataset["schema"])
+    if {"sampling_prob", "records"} & {field.name for field in fields(PLANS[kind])}:
+        usual["records"] = dataset["nominal_size"]
+    if "rate" in given:
+        usual.pop("batch", None)
+    try:
+        if kind == BEST:
+            target = Target(
+                epsilon=epsilon,
+                delta=dataset["budget"]["delta"],
+                relation=Relation(dataset["relation"]),
+                accountant=Accountant.RENYI,
+            )
+            each = dataset["nominal_size"] / len(dataset["schema"]["classes"])
+            usual["charts"] = charts_for(each, target)[0]
+        return plan_of(kind, usual | given).to_dict()
+    except Problem as problem:
+        raise CannotRun(f"{problem.title}: {problem.detail}") from None
+
+
+def sized(usual: "Json", records: int, schema: "Json") -> "Json":
+    """Numbers that did well, for so many records of this shape."""
+    from sluice.methods.swd import row_length
+
+    if "batch" in usual:
+        usual["batch"] = min(usual["batch"], records)
+    if "frequencies" in usual:
+        sizes = schema["height"], schema["width"], schema["channels"], len(schema["classes"])
+        usual["dim"] = usual["directions"] = row_length(*sizes, usual["frequencies"])
+    return usual
+
+
+def _assigned(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise CannotRun(f"{text!r} sets nothing: write it like --set steps=2000")
+    try:
+        return name.replace("-", "_"), json.loads(value)
+    except ValueError:
+        return name.replace("-", "_"), value
+
+
+@app.command()
+@connected(lambda done: output(stderr=True).print(f"{done['bytes']:,} bytes in {done['to']}"))
+def diagnostics(
+    service: "Sluice",
+    id: Id,
+    format: Annotated[DiagnosticsName, typer.Option(help="Numbers or a picture.")] = DiagnosticsName.JSONL,
+    to: Annotated[Path | None, typer.Option("--out", help="File; standard output by default.")] = None,
+) -> "Json | None":
+    """Losses and norms of a job of yours, where the site keeps them. Facts about records, for you alone."""
+    return save_bytes(service.diagnostics(id, format.value), to)
+
+
+@app.command("list")
+@connected(show_many)
+def list_jobs(
+    service: "Sluice",
+    state: Annotated[StateName | None, typer.Option(help="Only those in this state.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Only those on this dataset.")] = None,
+    limit: Most = 50,
+) -> "list[Json]":
+    """Your jobs, newest first; an admin sees all."""
+    return list(islice(service.jobs(state=state.value if state else None, dataset=dataset), limit))
+
+
+@app.command()
+@connected(show_one)
+def show(service: "Sluice", id: Id) -> "Json":
+    """One job: state, steps, what it cost."""
+    return service.job(id)
+
+
+@app.command()
+@connected(follow)
+def watch(service: "Sluice", id: Id) -> "Iterator[Json]":
+    """Follow a job until it ends. With --json: one line for each change."""
+    return _until_trained(service.watch(id))
+
+
+@app.command()
+@connected(show_one)
+def cancel(service: "Sluice", id: Id) -> "Json":
+    """Stop a job. Before its records are opened the charge is given back, later it stays."""
+    return service.cancel(id)
