@@ -15,7 +15,7 @@ from core import ledger
 from core.faults import Fault
 from core.ledger import Move
 from core.tables import Account, Dataset, Review
-from core.witness import require_level
+from core.witness import require_ledger_in_sync
 from sluice.privacy.relation import Relation
 
 
@@ -100,7 +100,7 @@ def _own_account(session: Session, row: Dataset, found: set[uuid.UUID | None]) -
 
 
 def _new_account(session: Session, row: Dataset, what: str) -> uuid.UUID:
-    require_level(session)
+    require_ledger_in_sync(session)
     account = ledger.open_account(
         session,
         relation=Relation(row.relation),

@@ -77,7 +77,7 @@ def _message(task: str, id: UUID, queue: str) -> dict[str, Any]:
     }
 
 
-def bell(queue: Queue, url: str, **options: Any) -> Celery:
+def celery_app(queue: Queue, url: str, **options: Any) -> Celery:
     """The Celery application of one queue; keys are prefixed by its name, so credentials can be too."""
     app = Celery(queue, broker=url)
     app.conf.update(
@@ -106,8 +106,8 @@ def bell(queue: Queue, url: str, **options: Any) -> Celery:
     return app
 
 
-def ring(app: Celery, name: str, id: UUID) -> None:
-    """Rings after the transaction is committed. A ring that is lost does no harm: the sweeper rings again."""
+def wake_worker(app: Celery, name: str, id: UUID) -> None:
+    """Sends one id, after the transaction is committed. The sweeper sends lost messages again."""
     try:
         app.send_task(name, args=[str(id)], retry=False)
     except OperationalError as problem:

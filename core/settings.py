@@ -111,7 +111,7 @@ class _Settings(BaseSettings):
 
 
 class _WithRows(_Settings):
-    """Every running part works on rows and hears the doorbell."""
+    """Every running part works on rows and reads its task queue."""
 
     database_url: DatabaseUrl
     queue_url: QueueUrl

@@ -322,7 +322,7 @@ class Reader(Base):
 
 
 class ReviewCopy(Base):
-    """A bundle that lies in the public bucket for its reviewers; see core.stores.shelf.review_key."""
+    """A bundle that lies in the public bucket for its reviewers; see core.stores.public.review_key."""
 
     __tablename__ = "review_copies"
 
@@ -375,7 +375,7 @@ class Witness(Base):
     acknowledged: Mapped[int] = mapped_column(server_default="0")
 
 
-class Part(Base):
+class Heartbeat(Base):
     """A running process that can do its work right now: connected to the database and to its queue."""
 
     __tablename__ = "parts"

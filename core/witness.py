@@ -114,7 +114,7 @@ def _key(generation: int) -> str:
     return f"ledger/{generation:012d}.json"
 
 
-def require_level(session: Session) -> None:
+def require_ledger_in_sync(session: Session) -> None:
     """Stops whatever would grant or reserve unless the ledger was lately found level with its witness."""
     # A time from the future is as little worth as an old one: a clock was set back.
     fresh = Witness.checked_at.between(func.now() - FRESH, func.now() + FRESH)

@@ -5,17 +5,17 @@ import sys
 from sqlalchemy import func, select
 
 from core.database import connect
-from core.parts import ALIVE, part_name
+from core.heartbeats import ALIVE, part_name
 from core.settings import SweepSettings, load
-from core.tables import Part
+from core.tables import Heartbeat
 
 
 def main(role: str) -> None:
     settings = load(SweepSettings)  # the part of every worker's settings that this needs
     here = part_name(role).rpartition("/")[0] + "/"  # role and host; the process has another number
     engine = connect(str(settings.database_url), pool_size=1)
-    lately = select(Part.name).where(
-        Part.name.startswith(here, autoescape=True), Part.seen_at > func.now() - ALIVE
+    lately = select(Heartbeat.name).where(
+        Heartbeat.name.startswith(here, autoescape=True), Heartbeat.seen_at > func.now() - ALIVE
     )
     with engine.connect() as connection:
         seen = connection.scalar(lately.limit(1))

@@ -16,7 +16,7 @@ console = Console(highlight=False)
 
 _WHAT = {
     "database": "PostgreSQL 18: rows and the ledger",
-    "queue": "Valkey: the doorbell of the workers",
+    "queue": "Valkey: task queue",
     "store": "SeaweedFS: private, vault and public buckets",
     "service": "the HTTP service",
     "train": "the private side: reads records, trains",

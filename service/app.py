@@ -7,11 +7,11 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from core.database import connect
-from core.queue import bell
+from core.queue import celery_app
 from core.settings import ServiceSettings
 from core.stores import s3
-from core.stores.inbox import Inbox
-from core.stores.shelf import Shelf
+from core.stores.public import DownloadSigner
+from core.stores.uploads import UploadStore
 from service import audit_log, auth, health, metrics, problems, requests
 from service.audit import Refusals
 from service.budget import routes as budget
@@ -63,10 +63,10 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.state.readiness = health.readiness(settings, apart)
     app.state.known_keys = Refreshed(lambda: releases.signing_keys(apart))
     app.state.known_revocations = Refreshed(lambda: releases.newest_revocations(apart))
-    app.state.inbox = Inbox(store, settings.private_bucket)
-    app.state.shelf = Shelf(store, settings.public_bucket)
+    app.state.inbox = UploadStore(store, settings.private_bucket)
+    app.state.shelf = DownloadSigner(store, settings.public_bucket)
     app.state.upload_key = WrappingKey(settings.upload_public_key)
-    app.state.bells = {"train": bell("train", queue), "publish": bell("publish", queue)}
+    app.state.bells = {"train": celery_app("train", queue), "publish": celery_app("publish", queue)}
     app.state.refusals = refusals
     app.state.rates = Rates(settings.requests_per_minute)
     app.state.sign_on = SingleSignOn(settings) if settings.oidc_issuer else None

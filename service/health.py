@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from sqlalchemy import Engine
 
 from core.errors import NotReady
-from core.parts import alive
+from core.heartbeats import alive
 from core.settings import ServiceSettings
 from service.refreshed import Refreshed
 

@@ -25,8 +25,8 @@ from core.schema import ImageSchema, Schema, TableSchema
 from core.stores.private import PrivateStore
 from core.tables import Dataset
 from core.unwrap import KeyNotConfigured, Unwrapper
-from core.witness import require_level
-from worker import life, opening
+from core.witness import require_ledger_in_sync
+from worker import opening, process
 from worker.claims import LEASE, MOST_ATTEMPTS, pause
 from worker.known import KeyChanged, KnownRecords
 from worker.records import Records
@@ -64,7 +64,7 @@ class Checker:
         try:
             if dataset.attempts > MOST_ATTEMPTS:  # its last attempts did not live to say why
                 raise Failure(Fault(dataset.fault) if dataset.fault else Fault.CHECK_FAILED)
-            with life.repeating(lambda: self._wait(dataset, LEASE), LEASE.total_seconds() / 4):
+            with process.repeating(lambda: self._wait(dataset, LEASE), LEASE.total_seconds() / 4):
                 state = self._decided(dataset_id) or self._read(dataset)
             _log.info("dataset_checked", **said, state=state)
             return
@@ -72,7 +72,7 @@ class Checker:
             fault = failure.fault
         except Exception as problem:  # its text may quote a record: kind and place are all that is said
             fault = Fault.CHECK_FAILED
-            _log.warning("check_stopped", **said, kind=type(problem).__name__, where=life.where(problem))
+            _log.warning("check_stopped", **said, kind=type(problem).__name__, where=process.where(problem))
         if fault in _PASSING | {Fault.CHECK_FAILED} and dataset.attempts < MOST_ATTEMPTS:
             self._wait(dataset, pause(dataset.attempts), fault=fault.value)
             _log.warning("check_postponed", **said, fault=fault.value)
@@ -86,7 +86,7 @@ class Checker:
         no attempt."""
         try:
             with Session(self.engine) as session:
-                require_level(session)
+                require_ledger_in_sync(session)
                 key = session.scalar(select(Dataset.key_id).where(Dataset.id == dataset_id))
             if key is not None:
                 self.keys.require(key)

@@ -14,8 +14,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from core import log
-from core.stores.public import PublicStore
-from core.stores.shelf import review_key
+from core.stores.public import PublicStore, review_key
 from core.tables import Release, ReviewCopy
 from sluice.release import attest
 

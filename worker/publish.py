@@ -31,7 +31,7 @@ from sqlalchemy.orm import Session, undefer
 from core import audit, log
 from core.database import connect
 from core.faults import Failure, Fault
-from core.queue import bell, ring
+from core.queue import celery_app, wake_worker
 from core.schema import ImageSchema, Schema, TableSchema
 from core.settings import PublishSettings
 from core.signing import signer
@@ -44,7 +44,7 @@ from sluice.envelope import CannotDecrypt
 from sluice.privacy.problems import Problem as PrivacyProblem
 from sluice.release import attest
 from sluice.release.attest import ATTESTATION, MANIFEST, PRIVACY, SUMS, Signer
-from worker import copies, life, workspace
+from worker import copies, process, workspace
 from worker.claims import LEASE, MOST_ATTEMPTS, Fenced, due_release, pause
 from worker.paid import all_paid, require_stated
 
@@ -136,7 +136,7 @@ class Publisher:
                 raise
             except Exception as problem:
                 fault = _fault_of(problem)
-                where = life.where(problem)
+                where = process.where(problem)
                 kind = type(problem).__name__
                 _log.warning("release_stopped", **said, fault=fault and fault.value, kind=kind, where=where)
                 self._stop(held, fault)
@@ -423,7 +423,7 @@ def register(app: Celery, publisher: Publisher) -> None:
             _log.warning("message_not_understood", task="publish.run")
             return
         if publisher.run(asked):
-            ring(app, "publish.run", asked)
+            wake_worker(app, "publish.run", asked)
 
     def revocations(*_: object, **__: object) -> None:
         publisher.renew()
@@ -445,7 +445,7 @@ def make_publisher(settings: PublishSettings) -> Publisher:
 
 def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in worker.train
-    settings = life.settings_or_exit(PublishSettings, "publish")
+    settings = process.settings_or_exit(PublishSettings, "publish")
     workspace.use("publish")
     publisher, url = make_publisher(settings), str(settings.queue_url)
     while True:
@@ -455,9 +455,9 @@ def main() -> None:
         except SQLAlchemyError as problem:
             _log.warning("part_lost_server", kind=type(problem).__name__)
             time.sleep(1)
-    app = bell("publish", url)
+    app = celery_app("publish", url)
     register(app, publisher)
-    life.serve(app, publisher.engine, url, "publish", stopping=publisher.stopping)
+    process.serve(app, publisher.engine, url, "publish", stopping=publisher.stopping)
 
 
 if __name__ == "__main__":

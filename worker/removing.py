@@ -16,8 +16,7 @@ from sqlalchemy.orm import Session, aliased
 
 from core import audit, log
 from core.settings import TrainSettings
-from core.stores.private import PrivateStore
-from core.stores.vault import Vault
+from core.stores.private import PrivateStore, Vault
 from core.tables import Dataset, Diagnosis, Job, Release
 
 _log = log.get("removing")

@@ -19,14 +19,14 @@ from sqlalchemy.orm import Session
 from core import ledger, log
 from core.database import connect
 from core.faults import Fault
+from core.heartbeats import forget_gone
 from core.ledger import Move
-from core.parts import forget_gone
-from core.queue import bell, ring
+from core.queue import celery_app, wake_worker
 from core.settings import SweepSettings
 from core.stores.witness import witness_store
 from core.tables import Dataset, Job, Release, ReviewCopy, Revocations
 from core.witness import WitnessLog, compare
-from worker import life
+from worker import process
 from worker.claims import MOST_ATTEMPTS, due_release
 from worker.copies import unneeded
 
@@ -76,7 +76,7 @@ def ring_again(
         return
     with Session(engine) as session:
         for task, id in waiting(session):
-            ring(app, task, id)  # type: ignore[arg-type]
+            wake_worker(app, task, id)  # type: ignore[arg-type]
 
 
 def end_hopeless(engine: Engine) -> None:
@@ -104,7 +104,7 @@ def trim_audit_log(engine: Engine, days: int) -> int:
 
 
 def main() -> None:
-    settings = life.settings_or_exit(SweepSettings, "sweep")
+    settings = process.settings_or_exit(SweepSettings, "sweep")
     engine = connect(str(settings.database_url), pool_size=2)
     url = str(settings.queue_url)
     stopping = threading.Event()
@@ -115,7 +115,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     witness = WitnessLog(witness_store(settings))
-    train, publish = bell("train", url), bell("publish", url)
+    train, publish = celery_app("train", url), celery_app("publish", url)
     queue = redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5)
 
     trim_at = [0.0]
@@ -130,7 +130,7 @@ def main() -> None:
             trim_audit_log(engine, settings.audit_days)
             trim_at[0] = time.monotonic() + 3600
 
-    life.live(engine, url, "sweep", stopping, work, every=SWEEP_SECONDS)
+    process.live(engine, url, "sweep", stopping, work, every=SWEEP_SECONDS)
     engine.dispose()
 
 

@@ -18,8 +18,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from core import log
-from core.stores.vault import Vault
-from core.stores.versions import Version, VersionsNotDeleted
+from core.stores.private import Vault
+from core.stores.s3 import Version, VersionsNotDeleted
 from core.tables import Job
 from worker.known import KeyChanged
 

@@ -13,16 +13,15 @@ from celery import Celery
 
 from core import log
 from core.database import connect
-from core.queue import bell, ring
+from core.queue import celery_app, wake_worker
 from core.settings import TrainSettings
 from core.stores import s3
-from core.stores.private import PrivateStore
-from core.stores.vault import Vault
+from core.stores.private import PrivateStore, Vault
 from core.stores.witness import witness_store
 from core.unwrap import unwrapper
 from core.witness import WitnessLog
 from sluice.envelope import WrappingKey
-from worker import life, workspace
+from worker import process, workspace
 from worker.checking import Checker
 from worker.known import KnownRecords
 from worker.removing import Remover, Retention
@@ -43,7 +42,7 @@ def register(app: Celery, trainer: Trainer, checker: Checker) -> None:
                 _log.warning("message_not_understood", task=name)
                 return
             if do(asked):
-                ring(app, name, asked)
+                wake_worker(app, name, asked)
 
         app.task(task, name=name, shared=False)
 
@@ -92,10 +91,10 @@ def tidying(trainer: Trainer, remover: Remover) -> Callable[[], None]:
 def main() -> None:
     # Threads that spin while they wait made a step ten times slower on a machine that others use too.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    settings = life.settings_or_exit(TrainSettings, "train")
+    settings = process.settings_or_exit(TrainSettings, "train")
     workspace.use("train")
     trainer, url = make_trainer(settings), str(settings.queue_url)
-    app = bell("train", url)
+    app = celery_app("train", url)
     register(app, trainer, make_checker(settings, trainer))
     # In threads of their own: a task would wait for the training that runs.
     remover = make_remover(settings, trainer)
@@ -104,7 +103,7 @@ def main() -> None:
         (tidying(trainer, remover), TIDY_SECONDS),
     ):
         threading.Thread(target=tidy_until, args=(trainer.stopping, round, seconds), daemon=True).start()
-    life.serve(app, trainer.engine, url, "train", stopping=trainer.stopping)
+    process.serve(app, trainer.engine, url, "train", stopping=trainer.stopping)
 
 
 if __name__ == "__main__":

@@ -28,16 +28,15 @@ from core import log
 from core.faults import Failure, Fault
 from core.ledger import price
 from core.schema import ImageSchema, Schema, TableSchema
-from core.stores.private import PrivateStore
-from core.stores.vault import Vault
-from core.stores.versions import VersionsNotDeleted
+from core.stores.private import PrivateStore, Vault
+from core.stores.s3 import VersionsNotDeleted
 from core.tables import Account, Dataset, Entry, Job
 from core.unwrap import Unwrapper
 from core.witness import WitnessLog, is_behind
 from sluice.envelope import CannotDecrypt
 from sluice.methods import Plan, plan_from_dict
 from sluice.privacy.problems import Problem as PrivacyProblem
-from worker import life, opening, plot
+from worker import opening, plot, process
 from worker.claims import LEASE, MOST_ATTEMPTS, Claim, Fenced, claim
 from worker.paid import require_reserved, verified
 from worker.space import require_space
@@ -113,7 +112,7 @@ class Trainer:
             # The text of an unexpected error may quote a record: its kind and place are all that is said.
             _log.warning(
                 "job_stopped", job_id=job_id, fault=fault and fault.value, kind=type(problem).__name__,
-                where=life.where(problem),
+                where=process.where(problem),
             )  # fmt: skip
             if fault is None:
                 if held.fence < MOST_ATTEMPTS:

@@ -1,8 +1,9 @@
-"""The vault, for the publisher: it reads synthesizers, and keeps the bundles it made of them."""
+"""The vault, for the publisher: it reads synthesizers and keeps the bundles built from them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from core.stores.s3 import ENCRYPTED
 from core.unwrap import Unwrapper
 from sluice.envelope import MOST_HEAD, decrypt_wrapped, encrypted_size
 
@@ -10,9 +11,6 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 _PIECE = 8 << 20
-ENCRYPTED = (
-    "encrypted/"  # ends the prefix of a synthesizer; those from before encryption lie one level higher
-)
 
 
 class Bundles:

@@ -16,7 +16,7 @@ from core import ledger
 from core.errors import NotFound, Problem, WrongState
 from core.people import Role, require_independent
 from core.tables import Account, Dataset, Entry, Grant, Witness
-from core.witness import charge_lost, refuse_altered, require_level
+from core.witness import charge_lost, refuse_altered, require_ledger_in_sync
 from service.auth import Who
 from service.budget.schemas import AccountView, Acknowledgement, Chain, NewGrant, Recomputed, Reread
 from service.jobs.actions import paid_events
@@ -142,7 +142,7 @@ def confirm(session: Session, who: Who, account_id: uuid.UUID, grant_id: uuid.UU
             "You proposed it; ask another curator of this data, or an admin, to confirm."
         )
     require_independent(session, grant.proposed_by, who.id)
-    require_level(session)
+    require_ledger_in_sync(session)
     _decide(session, who, grant, "confirmed")
     ledger.raise_budget(
         session, account, epsilon=grant.epsilon, move=who.move(f"grant {grant.id}: {grant.reason}")

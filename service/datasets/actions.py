@@ -14,7 +14,7 @@ from core.errors import Forbidden, Invalid, NotFound, Problem, WrongState
 from core.faults import Fault
 from core.people import require_independent
 from core.settings import ServiceSettings
-from core.stores.inbox import PART_BYTES, Inbox, Part, UploadGone
+from core.stores.uploads import PART_BYTES, Part, UploadGone, UploadStore
 from core.tables import Account, Dataset, Job, Review
 from service import quotas
 from service.auth import Who
@@ -142,7 +142,7 @@ def register(session: Session, who: Who, body: NewDataset, caps: ServiceSettings
 
 
 def begin_upload(
-    session: Session, who: Who, id: uuid.UUID, inbox: Inbox, current: WrappingKey, key: UploadKey | None
+    session: Session, who: Who, id: uuid.UUID, inbox: UploadStore, current: WrappingKey, key: UploadKey | None
 ) -> Dataset:
     """Begins, or finds the upload begun with this data key: a lost client goes on where it stopped."""
     row = find_own(session, who, id)
@@ -174,7 +174,7 @@ def begin_upload(
     return in_upload(row)
 
 
-def _gone(row: Dataset, inbox: Inbox) -> bool:
+def _gone(row: Dataset, inbox: UploadStore) -> bool:
     """Stores give up uploads that nobody finishes; then there is nothing left to go on with."""
     try:
         inbox.parts(row.object_key, row.upload_id or "")
@@ -213,7 +213,7 @@ def declare_size(
 
 
 def seal(
-    session: Session, who: Who, id: uuid.UUID, body: Seal, inbox: Inbox, settings: ServiceSettings
+    session: Session, who: Who, id: uuid.UUID, body: Seal, inbox: UploadStore, settings: ServiceSettings
 ) -> Dataset:
     """Fixes what was sent, under the hash that is claimed for it.
 
@@ -250,7 +250,7 @@ def seal(
     return row
 
 
-def _arrived(row: Dataset, size: int, inbox: Inbox) -> list[Part]:
+def _arrived(row: Dataset, size: int, inbox: UploadStore) -> list[Part]:
     parts = inbox.parts(row.object_key, row.upload_id or "")
     arrived = sum(part.size for part in parts)
     if arrived != size:
@@ -320,7 +320,7 @@ def _require_nothing_private(session: Session, row: Dataset, body: Decision) -> 
         )
 
 
-def delete(session: Session, who: Who, id: uuid.UUID, inbox: Inbox, reason: str | None) -> Dataset:
+def delete(session: Session, who: Who, id: uuid.UUID, inbox: UploadStore, reason: str | None) -> Dataset:
     """Ends a dataset in whatever state it is; the private side removes its bytes. Safe to repeat.
 
     Its account, and what was spent, stay.

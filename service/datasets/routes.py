@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.status import HTTP_201_CREATED, HTTP_202_ACCEPTED
 
-from core.queue import ring
-from core.stores.inbox import PART_BYTES, SIGNED_SECONDS, Inbox
+from core.queue import wake_worker
+from core.stores.uploads import PART_BYTES, SIGNED_SECONDS, UploadStore
 from core.tables import Dataset
 from service import replies
 from service.auth import Admin, Curator, CuratorOrAdmin
@@ -124,7 +124,7 @@ def sign_parts(
 def seal(id: uuid.UUID, body: Seal, who: Curator, session: SessionDep, request: Request) -> DatasetView:
     """Fix what was uploaded. A worker reads the records: `ready`, `held` for review, or `rejected`."""
     row = actions.seal(session, who, id, body, _inbox(request), request.app.state.settings)
-    ring(request.app.state.bells["train"], "train.check", row.id)
+    wake_worker(request.app.state.bells["train"], "train.check", row.id)
     return DatasetView.of(row, who)
 
 
@@ -132,12 +132,12 @@ def seal(id: uuid.UUID, body: Seal, who: Curator, session: SessionDep, request: 
 def review(id: uuid.UUID, body: Decision, who: Admin, session: SessionDep, request: Request) -> DatasetView:
     """Decide about a held dataset: its own budget, that of another account, or none at all."""
     row = actions.decide(session, who, id, body)
-    ring(request.app.state.bells["train"], "train.check", row.id)
+    wake_worker(request.app.state.bells["train"], "train.check", row.id)
     return actions.view(session, who, row)
 
 
-def _inbox(request: Request) -> Inbox:
-    inbox: Inbox = request.app.state.inbox
+def _inbox(request: Request) -> UploadStore:
+    inbox: UploadStore = request.app.state.inbox
     return inbox
 
 

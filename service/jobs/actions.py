@@ -11,7 +11,7 @@ from core import ledger
 from core.errors import Forbidden, NotFound, Problem, WrongState
 from core.settings import ServiceSettings
 from core.tables import Account, Dataset, Diagnosis, Entry, Job
-from core.witness import require_level
+from core.witness import require_ledger_in_sync
 from service import quotas
 from service.auth import Who
 from service.datasets.actions import find as find_dataset
@@ -188,7 +188,7 @@ def offer(session: Session, who: Who, body: NewJob) -> Offer:
 
 def start(session: Session, who: Who, made: Offer, settings: ServiceSettings) -> Job:
     """Reserves the cost and adds the job, in one transaction that the caller commits."""
-    require_level(session)
+    require_ledger_in_sync(session)
     dataset, account, offer = made.dataset, made.account, made.priced
     limit = quotas.require_free_job(session, dataset, settings).job_seconds
     # Locked against a deletion; what was read before the arithmetic may be old by now.
@@ -239,7 +239,7 @@ def cancel(session: Session, who: Who, id: uuid.UUID) -> Job:
     )
     if session.execute(untouched.returning(Job.id)).one_or_none() is not None:
         # A database behind its witness may have forgotten that the job ran: then nothing is given back.
-        require_level(session)
+        require_ledger_in_sync(session)
         ledger.void(session, job.account_id, job=id, move=who.move("cancelled before records were opened"))
     else:
         asked = update(Job).where(Job.id == id, Job.state.not_in(ENDED), Job.cancel_asked_at.is_(None))

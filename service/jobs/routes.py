@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from starlette.status import HTTP_202_ACCEPTED
 
 from core.errors import NotAuthenticated, NotFound
-from core.queue import ring
+from core.queue import wake_worker
 from core.tables import Job
 from service import replies
 from service.auth import Curator, CuratorOrAdmin, recognised
@@ -60,7 +60,7 @@ def start_job(
 
         told = replies.once(session, who, key, body, JobView, make)
     # Rung again on a replay: a doorbell lost the first time does no harm the second.
-    ring(request.app.state.bells["train"], "train.run", told.id)
+    wake_worker(request.app.state.bells["train"], "train.run", told.id)
     return told
 
 

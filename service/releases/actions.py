@@ -14,9 +14,9 @@ from sqlalchemy.orm import Session
 
 from core.errors import Forbidden, NotFound, Problem, WrongState
 from core.people import Role, require_independent
-from core.stores.shelf import SIGNED_SECONDS, Shelf, public_key, review_key
+from core.stores.public import SIGNED_SECONDS, DownloadSigner, public_key, review_key
 from core.tables import Account, Approval, Dataset, Job, Person, Reader, Release, ReviewCopy
-from core.witness import require_level
+from core.witness import require_ledger_in_sync
 from service.auth import Who
 from service.jobs.actions import find as find_job
 from service.jobs.actions import require_synthesizer
@@ -102,7 +102,7 @@ def viewed(session: Session, who: Who, rows: Sequence[Release]) -> list[ReleaseV
 
 def draft(session: Session, who: Who, body: NewRelease, *, reviewers: int) -> Release:
     """Asks for a bundle. Sampling is post-processing, so it costs nothing, however often."""
-    require_level(session)  # a database that forgot a charge must not publish as if there were none
+    require_ledger_in_sync(session)  # a database that forgot a charge must not publish as if there were none
     job = find_job(session, who, body.job)
     if job.state != "trained":
         raise WrongState("Only a trained job can be released; wait for it to end.", state=job.state)
@@ -196,7 +196,7 @@ def discard(session: Session, who: Who, id: uuid.UUID) -> Release:
 
 def publish(session: Session, who: Who, id: uuid.UUID) -> Release:
     """Lets the publisher put the approved bundle on the shelf. Safe to repeat."""
-    require_level(session)
+    require_ledger_in_sync(session)
     _authored(session, who, id)
     row = _locked(session, id)
     if row.state in OUT:
@@ -252,7 +252,9 @@ def preview(session: Session, who: Who, id: uuid.UUID) -> bytes:
     return found
 
 
-def downloads(session: Session, who: Who, id: uuid.UUID, paths: list[str], shelf: Shelf) -> Downloads:
+def downloads(
+    session: Session, who: Who, id: uuid.UUID, paths: list[str], shelf: DownloadSigner
+) -> Downloads:
     """Signed addresses of exactly these files."""
     row = _standing(find(session, who, id))
     if row.state not in OUT or row.digest is None:
@@ -264,7 +266,9 @@ def downloads(session: Session, who: Who, id: uuid.UUID, paths: list[str], shelf
     return _signed(known, paths, shelf, partial(public_key, id, row.digest))
 
 
-def review_downloads(session: Session, who: Who, id: uuid.UUID, paths: list[str], shelf: Shelf) -> Downloads:
+def review_downloads(
+    session: Session, who: Who, id: uuid.UUID, paths: list[str], shelf: DownloadSigner
+) -> Downloads:
     """Signed addresses of files of the bundle under review: the bytes of the digest that is approved.
 
     They are samples of a model whose training is paid for, so that a look at them costs nothing.
@@ -279,7 +283,7 @@ def review_downloads(session: Session, who: Who, id: uuid.UUID, paths: list[str]
 
 
 def _signed(
-    known: dict[str, dict[str, Any]], paths: list[str], shelf: Shelf, key: Callable[[str], str]
+    known: dict[str, dict[str, Any]], paths: list[str], shelf: DownloadSigner, key: Callable[[str], str]
 ) -> Downloads:
     if odd := [path for path in paths if path not in known]:
         raise NotFound(f"{len(odd)} of the paths are none of this release; see its files.")

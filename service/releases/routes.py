@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from starlette.status import HTTP_202_ACCEPTED, HTTP_204_NO_CONTENT, HTTP_304_NOT_MODIFIED
 
 from core.errors import NotFound
-from core.queue import ring
+from core.queue import wake_worker
 from core.tables import Release, Revocations, SigningKey
 from service import audit, replies
 from service.auth import Anyone, Curator, CuratorOrAdmin, Who
@@ -209,4 +209,4 @@ def _view(session: SessionDep, who: Who, row: Release) -> ReleaseView:
 
 
 def _ring(request: Request, id: uuid.UUID) -> None:
-    ring(request.app.state.bells["publish"], "publish.run", id)
+    wake_worker(request.app.state.bells["publish"], "publish.run", id)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from core.queue import bell, ring
+from core.queue import celery_app, wake_worker
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def queues(servers):
 @pytest.mark.parametrize("queue", ["train", "publish"])
 def test_a_ring_reaches_the_worker_of_its_queue_as_one_id(queue, queues):
     heard = []
-    app, id = bell(queue, queues[queue]), uuid.uuid4()
-    ring(bell(queue, queues["service"]), f"{queue}.job", id)
+    app, id = celery_app(queue, queues[queue]), uuid.uuid4()
+    wake_worker(celery_app(queue, queues["service"]), f"{queue}.job", id)
     with app.connection_for_read() as connection, app.amqp.TaskConsumer(connection) as consumer:
         consumer.callbacks = [lambda body, message: (heard.append((body, message.headers)), message.ack())]
         while not any(body[0] == [str(id)] for body, _ in heard):  # others ring this bell too
@@ -70,8 +70,8 @@ def test_nobody_gets_in_without_a_password(queues):
 
 WORKER = """
 import os, sys
-from core.queue import bell
-app = bell("train", sys.argv[1])
+from core.queue import celery_app
+app = celery_app("train", sys.argv[1])
 app.conf.task_default_queue = sys.argv[2]
 for name in ("train.run", "train.check"):
     def run(*args, name=name, **kwargs):
@@ -150,9 +150,9 @@ def test_of_a_forged_message_a_worker_takes_one_id_or_nothing_and_goes_on(queues
             for forged in NOTHING + ONE_RUN + NOTHING + [message(task="train.check")]:
                 text = forged if isinstance(forged, str | bytes) else json.dumps(forged)
                 connection.lpush(f"train:{queue}", text)
-            sender = bell("train", queues["service"])
+            sender = celery_app("train", queues["service"])
             sender.conf.task_default_queue = queue
-            ring(sender, "train.run", last)
+            wake_worker(sender, "train.run", last)
             ran = [worker.stdout.readline().strip() for _ in range(len(ONE_RUN) + 2)]
             left = connection.llen(f"train:{queue}")
     finally:

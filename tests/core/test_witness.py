@@ -28,7 +28,7 @@ from core.witness import (
     WitnessLost,
     charge_lost,
     compare,
-    require_level,
+    require_ledger_in_sync,
 )
 from tests.core.ledgers import DELTA, MOVE, ORDER, Books, closed_cost
 
@@ -102,7 +102,7 @@ def look(books, store):
 
 def level(books):
     with books.session() as session:
-        require_level(session)
+        require_ledger_in_sync(session)
 
 
 def row(books):

@@ -16,7 +16,7 @@ import pytest
 import redis
 from kombu import Consumer
 
-from core.queue import bell, ring
+from core.queue import celery_app, wake_worker
 from core.settings import load
 from core.stores.access import ROLES, Buckets, policy
 from tests.docker.compose import (
@@ -429,10 +429,10 @@ def refused(url, *command):
 @pytest.mark.parametrize("sender", ["service", "sweep"])
 def test_worker_hears_who_rings(queue_urls, queue, sender):
     sent = uuid4()
-    with bell(queue, queue_urls[sender]) as sending:
-        ring(sending, f"{queue}.run", sent)
+    with celery_app(queue, queue_urls[sender]) as sending:
+        wake_worker(sending, f"{queue}.run", sent)
     heard = []
-    with bell(queue, queue_urls[queue]) as app, app.connection_for_read() as connection:
+    with celery_app(queue, queue_urls[queue]) as app, app.connection_for_read() as connection:
         channel = connection.channel()
         waiting = app.amqp.queues[queue](channel)
         waiting.declare()

@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID
 from kombu.exceptions import OperationalError
 from redis.backoff import ExponentialWithJitterBackoff
 
-from core.queue import bell
+from core.queue import celery_app
 from core.settings import SettingsProblem, SweepSettings, load
 from local.child import shim
 from local.ports import free_port
@@ -261,7 +261,7 @@ def test_clients_of_the_queue_verify_who_answers(made, others, servers, monkeypa
     ):
         with tls_front(site, "valkey", at) as port:
             url = f"rediss://{login}@{name}:{port}/0?{query}"
-            with redis.Redis.from_url(url) as connection, bell("train", url) as app:
+            with redis.Redis.from_url(url) as connection, celery_app("train", url) as app:
                 if good:
                     assert connection.ping()
                     with app.connection_for_write() as celery:

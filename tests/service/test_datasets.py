@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from core.stores import s3
-from core.stores.inbox import UploadGone
+from core.stores.uploads import UploadGone
 from core.unwrap import FileKeys
 from sluice.envelope import WrappingKey
 from tests.service.house import BUDGET, IMAGES, House

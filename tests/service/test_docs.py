@@ -5,7 +5,7 @@ import re
 import pytest
 
 from core import errors
-from core.stores.inbox import MOST_PARTS, SIGNED_SECONDS
+from core.stores.uploads import MOST_PARTS, SIGNED_SECONDS
 from service import problems
 from service.auth import OPEN
 from service.limits import LARGEST_BODY

@@ -4,7 +4,7 @@ import pytest
 from pydantic import BaseModel
 
 from core.errors import Problem
-from core.parts import beat
+from core.heartbeats import beat
 from service.app import create_app
 
 

@@ -11,9 +11,9 @@ import httpx
 import pytest
 from botocore.exceptions import ClientError
 
-from core.stores import inbox as inboxes
 from core.stores import s3
-from core.stores.inbox import Inbox
+from core.stores import uploads as inboxes
+from core.stores.uploads import UploadStore
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_an_expired_address_does_nothing(house, signed, monkeypatch):
     key, upload = key_of(house, id)
     monkeypatch.setattr(inboxes, "SIGNED_SECONDS", 1)
     with closing(s3.client_for(house.settings)) as client:
-        url = Inbox(client, "sluice-private").sign_part(key, upload, 2)
+        url = UploadStore(client, "sluice-private").sign_part(key, upload, 2)
     time.sleep(2.1)
     assert httpx.put(url, content=b"late").status_code == 403
     assert arrived(house, id) == [1]

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from core.stores.inbox import PART_BYTES
+from core.stores.uploads import PART_BYTES
 from tests.service.house import PLAN, opened
 
 

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from core.stores import s3
-from core.stores.shelf import public_key, review_key
+from core.stores.public import public_key, review_key
 from tests.service.house import STATED, opened
 
 
@@ -455,7 +455,7 @@ def test_a_bundle_built_anew_is_another_one_to_review(house, job):
 
 
 def test_a_link_expires(house, shelved, monkeypatch):
-    monkeypatch.setattr("core.stores.shelf.SIGNED_SECONDS", 1)
+    monkeypatch.setattr("core.stores.public.SIGNED_SECONDS", 1)
     url = house.app.state.shelf.sign_download(shelved[1])
     assert "X-Amz-Expires=1&" in url
     until = time.monotonic() + 10

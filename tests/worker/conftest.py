@@ -24,7 +24,7 @@ from core.database import connect
 from core.ledger import Move
 from core.settings import SweepSettings, TrainSettings
 from core.stores import s3
-from core.stores.vault import Vault
+from core.stores.private import Vault
 from core.stores.witness import witness_store
 from core.tables import Account, Dataset, Entry, Job, Person, Review
 from core.unwrap import FileKeys

@@ -3,21 +3,21 @@
 import os
 import sys
 
-from core.queue import bell
+from core.queue import celery_app
 from core.settings import TrainSettings
-from worker import life
+from worker import process
 from worker.train import make_checker, make_trainer, register
 
 
 def main() -> None:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-    settings = life.settings_or_exit(TrainSettings, "train")
+    settings = process.settings_or_exit(TrainSettings, "train")
     trainer, url = make_trainer(settings), str(settings.queue_url)
-    app = bell("train", url)
+    app = celery_app("train", url)
     app.conf.broker_transport_options["visibility_timeout"] = int(sys.argv[1])
     app.conf.broker_transport_options["unacked_restore_throttle"] = 1
     register(app, trainer, make_checker(settings, trainer))
-    life.serve(app, trainer.engine, url, "train", stopping=trainer.stopping)
+    process.serve(app, trainer.engine, url, "train", stopping=trainer.stopping)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from core.faults import Failure
-from core.queue import bell, ring
+from core.queue import celery_app, wake_worker
 from core.stores.witness import DirectoryWitness
 from core.tables import Diagnosis
 from core.unwrap import FileKeys, KeyNotConfigured
@@ -500,7 +500,9 @@ def test_messages_that_come_back_during_a_job_start_nothing(visible, steps, plac
         subprocess.Popen(command, env=environment, cwd=root, stderr=subprocess.PIPE, text=True) for _ in "ab"
     ]
     try:
-        ring(bell("train", place.stack.environment("service")["SLUICE_QUEUE_URL"]), "train.run", job)
+        wake_worker(
+            celery_app("train", place.stack.environment("service")["SLUICE_QUEUE_URL"]), "train.run", job
+        )
         wait_for(lambda: place.look(job).state == "trained", seconds=300)
     finally:
         for worker in workers:

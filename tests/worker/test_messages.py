@@ -10,7 +10,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from core.database import connect
-from core.queue import bell
+from core.queue import celery_app
 from sluice.release import attest
 from worker import publish, train
 from worker.checking import Checker
@@ -81,7 +81,7 @@ def tasks(database, servers):
         for _ in range(2)
     )
     other.start()
-    apps = [bell("train", queue["train"]), bell("publish", queue["publish"])]
+    apps = [celery_app("train", queue["train"]), celery_app("publish", queue["publish"])]
     train.register(apps[0], trainer, checker)
     publish.register(apps[1], publisher)
     yield [task for app in apps for name, task in app.tasks.items() if not name.startswith("celery.")]

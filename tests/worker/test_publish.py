@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session, undefer
 from core import ledger
 from core.database import connect
 from core.ledger import Move
-from core.queue import bell, ring
+from core.queue import celery_app, wake_worker
 from core.settings import PublishSettings, TrainSettings
 from core.stores import s3
 from core.tables import Account, Approval, Dataset, Job, Person, Release, Revocations, SigningKey
@@ -936,20 +936,20 @@ def test_the_process_answers_the_bell_from_draft_to_withdrawal(desk):
         [sys.executable, "-m", "worker.publish"], cwd=ROOT, stderr=subprocess.DEVNULL,
         env=kept | desk.place.stack.environment("publish"),
     )  # fmt: skip
-    app = bell("publish", desk.place.stack.environment("service")["SLUICE_QUEUE_URL"])
+    app = celery_app("publish", desk.place.stack.environment("service")["SLUICE_QUEUE_URL"])
     release = desk.release()
     try:
         app.send_task("publish.run", args=["not an id"])
-        ring(app, "publish.revocations", release)
-        ring(app, "publish.run", release)
+        wake_worker(app, "publish.revocations", release)
+        wake_worker(app, "publish.run", release)
         wait_for(lambda: desk.look(release).state == "in_review")
         desk.approve(release)
         desk.ask(release, "publishing")
-        ring(app, "publish.run", release)
+        wake_worker(app, "publish.run", release)
         wait_for(lambda: desk.look(release).state == "published")
         assert desk.checked(release).release == str(release)
         desk.withdraw(release)
-        ring(app, "publish.run", release)
+        wake_worker(app, "publish.run", release)
         wait_for(lambda: desk.look(release).state == "withdrawn")
     finally:
         worker.terminate()

@@ -8,9 +8,9 @@ from botocore.exceptions import ClientError
 from sqlalchemy.orm import Session
 
 from core.stores import s3
-from core.stores.inbox import Inbox, Part, UploadGone
 from core.stores.private import PrivateStore
-from core.stores.versions import VersionsNotDeleted
+from core.stores.s3 import VersionsNotDeleted
+from core.stores.uploads import Part, UploadGone, UploadStore
 from core.tables import Account, Diagnosis
 from tests.worker.conftest import upload
 from tests.worker.test_checking import checked, checker, curator2, reordered, unguarded  # noqa: F401
@@ -46,7 +46,7 @@ def inbox(place):
         "access_key": environment["SLUICE_S3_ACCESS_KEY"],
         "secret_key": environment["SLUICE_S3_SECRET_KEY"],
     }
-    return Inbox(s3.client(endpoint=place.stack.s3_endpoint, region="us-east-1", **keys), BUCKET)
+    return UploadStore(s3.client(endpoint=place.stack.s3_endpoint, region="us-east-1", **keys), BUCKET)
 
 
 def keeping(remover, **retention):

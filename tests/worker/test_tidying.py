@@ -14,7 +14,7 @@ import psutil
 import pytest
 from botocore.exceptions import ClientError
 
-from core.stores.versions import VersionsNotDeleted
+from core.stores.s3 import VersionsNotDeleted
 from tests.worker.conftest import GSWGAN
 from tests.worker.test_jobs import finish, wait_for
 from worker import sweep

@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def installed() -> None:
-    """The command as the wheel installs it; `python -m local` has the server's commands in place of a hint."""
+    """The command as the wheel installs it; `python -m local` adds the server's commands."""
     for name in SERVER_COMMANDS:
         app.command(name, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(
             _needs_checkout(name)

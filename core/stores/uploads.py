@@ -29,7 +29,7 @@ class Part:
     at: datetime
 
 
-class Inbox:
+class UploadStore:
     def __init__(self, client: "S3Client", bucket: str) -> None:
         self._client, self._bucket = client, bucket
 

@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from core import log
-from core.parts import BEAT_SECONDS, beat, leave
+from core.heartbeats import BEAT_SECONDS, beat, leave
 from core.settings import PublishSettings, SettingsProblem, SweepSettings, TrainSettings, load
 from core.witness import WitnessDamaged
 

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from sqlalchemy import Engine, delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 
-from core.tables import Part
+from core.tables import Heartbeat
 
 BEAT_SECONDS = 5
 ALIVE = timedelta(seconds=15)
@@ -21,25 +21,25 @@ def part_name(role: str) -> str:
 
 def beat(engine: Engine, role: str) -> None:
     """Says that this process has its database and its queue and waits for work."""
-    row = insert(Part).values(name=part_name(role), role=role, version=version("sluice"))
+    row = insert(Heartbeat).values(name=part_name(role), role=role, version=version("sluice"))
     fresh = {"role": row.excluded.role, "version": row.excluded.version, "seen_at": func.now()}
     with engine.begin() as connection:
-        connection.execute(row.on_conflict_do_update(index_elements=[Part.name], set_=fresh))
+        connection.execute(row.on_conflict_do_update(index_elements=[Heartbeat.name], set_=fresh))
 
 
 def leave(engine: Engine, role: str) -> None:
     """Says that this process stops on purpose."""
     with engine.begin() as connection:
-        connection.execute(delete(Part).where(Part.name == part_name(role)))
+        connection.execute(delete(Heartbeat).where(Heartbeat.name == part_name(role)))
 
 
 def alive(engine: Engine) -> set[str]:
     """The roles that at least one live process serves."""
     with engine.connect() as connection:
-        return set(connection.scalars(select(Part.role).where(Part.seen_at > func.now() - ALIVE)))
+        return set(connection.scalars(select(Heartbeat.role).where(Heartbeat.seen_at > func.now() - ALIVE)))
 
 
 def forget_gone(engine: Engine) -> None:
     """Drops the rows of processes that ended without saying so."""
     with engine.begin() as connection:
-        connection.execute(delete(Part).where(Part.seen_at < func.now() - GONE))
+        connection.execute(delete(Heartbeat).where(Heartbeat.seen_at < func.now() - GONE))
