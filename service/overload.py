@@ -25,7 +25,7 @@ from service.limits import Rates, TooMany
 
 REMEMBERED = 10_000  # credentials that were good
 REDEEM = "/v1/invitations/redeem"
-STRANGERS_THREADS = 4  # look up credentials that are not proven; the other threads are for proven requests
+STRANGERS_THREADS = 2  # look up credentials that are not proven; the other threads are for proven requests
 _LOG_EVERY = 10.0
 _log = log.get("overload")
 

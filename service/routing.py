@@ -17,7 +17,7 @@ from service import auth
 
 # Threads for authentication and for routes that only work on rows. With 40, AnyIO's default, the event loop
 # waits for the interpreter behind 40 others: answers come later, and not more of them (docs/security.md).
-THREADS = 8
+THREADS = 4
 SLOW_THREADS = 32  # for routes that wait for the store or for arithmetic
 _slow: RunVar[CapacityLimiter] = RunVar("slow_routes")  # of this event loop
 F = TypeVar("F", bound=Callable[..., Any])
