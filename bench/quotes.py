@@ -24,7 +24,7 @@ from core import ledger
 from core.database import connect
 from core.people import Role, add_person, invite, redeem
 from core.tables import Dataset
-from local.child import Child, knock
+from local.child import Child, check_port
 from local.ports import HOST, free_port
 from local.stack import Stack
 from sluice.client.api import Sluice
@@ -95,7 +95,9 @@ def main() -> None:
                 name="service",
                 command=[sys.executable, "-m", "service", "--port", str(stack.port)],
                 log=stack.data / "log/service.log",
-                probe=lambda: (knock(stack.port), httpx.get(f"{stack.url}/healthz").raise_for_status())[0],
+                probe=lambda: (check_port(stack.port), httpx.get(f"{stack.url}/healthz").raise_for_status())[
+                    0
+                ],
                 environment=stack.environment("service"),
             )
             stack.processes.append(api)

@@ -130,6 +130,6 @@ class Child:
             self.process.wait()
 
 
-def knock(port: int) -> None:
+def check_port(port: int) -> None:
     """A cheap first probe: a client library's failed attempt costs time that a starting server needs."""
     socket.create_connection((HOST, port), timeout=1).close()

@@ -24,7 +24,7 @@ from core.tables import Account, Witness
 from core.witness import WitnessDamaged, WitnessLog, charge_lost, differences
 from local import state as data_directory
 from local.stack import Stack
-from sluice.cli.connection import listing, output
+from sluice.cli.connection import output, print_table
 from sluice.client.problems import CannotRun
 
 Json = dict[str, Any]
@@ -184,7 +184,7 @@ def show(told: Json) -> None:
     out = output()
     if told["accounts"]:
         costs = ("spent_in_backup", "spent_by_witness", "charge")
-        listing(
+        print_table(
             "account",
             "in the backup",
             *(name.replace("_", " ") for name in costs),

@@ -22,7 +22,7 @@ from core.stores import s3
 from core.stores.access import ROLES as S3_ROLES
 from core.stores.access import Buckets, policy
 from local.certificate import self_signed
-from local.child import Child, knock, shim
+from local.child import Child, check_port, shim
 from local.ports import HOST
 from local.state import ROLES, write_private
 from sluice.client.problems import CannotRun
@@ -117,7 +117,7 @@ class Postgres:
         )
 
     def _probe(self) -> None:
-        knock(self.port)
+        check_port(self.port)
         url = self.owner_url.rsplit("/", 1)[0] + "/postgres"
         with psycopg.connect(url, autocommit=True, connect_timeout=2) as connection:
             if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [OWNER]).fetchone():
@@ -176,7 +176,7 @@ class Valkey:
         )
 
     def _probe(self) -> None:
-        knock(self.port)
+        check_port(self.port)
         with redis.Redis.from_url(self.url("service"), socket_timeout=2) as connection:
             connection.ping()
 
@@ -279,7 +279,7 @@ class Seaweed:
         return {"identities": [admin, *roles], "policies": policies}
 
     def _probe(self) -> None:
-        knock(self.ports[6])
+        check_port(self.ports[6])
         self._require_tls()
         admin = s3.client(endpoint=self.endpoint, region="us-east-1", attempts=1, **self.identities["admin"])
         buckets = Buckets()

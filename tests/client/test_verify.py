@@ -315,7 +315,7 @@ def test_a_withdrawn_release_ends_with_a_code_of_its_own(here, originals, sluice
 def service(here, originals):
     with Service(here / "a", originals[1]["a"][0], "a").serving() as service:
         with Sluice(service.url) as client:
-            trust.meet(client)
+            trust.pin_signing_keys(client)
         yield service
 
 
@@ -393,9 +393,9 @@ def test_a_service_cannot_slip_in_a_key_after_the_first_meeting(here, originals,
     bundle(here / "a", name="a", seed=1, signer=OTHER)
     service.keys, service.revocations = keys_json(SIGNER, OTHER), listed(2, signer=OTHER)
     with Sluice(service.url) as client:
-        trust.meet(client)
+        trust.pin_signing_keys(client)
         assert sluice("verify", here / "a")[0] == 3
-        trust.meet(client, again=True)  # as sluice login does: a person decided
+        trust.pin_signing_keys(client, again=True)  # as sluice login does: a person decided
         assert sluice("verify", here / "a")[0] == 0
 
 

@@ -22,7 +22,7 @@ from core.settings import PublishSettings, ServiceSettings, SweepSettings, Train
 from core.stores import s3
 from local import state as data_directory
 from local.certificate import self_signed
-from local.child import knock
+from local.child import check_port
 from local.servers import Seaweed
 from local.stack import Stack
 from sluice.client.api import Sluice
@@ -307,7 +307,7 @@ def test_it_does_not_get_ready_when_seaweedfs_runs_without_tls(tmp_path):
         while len(open_ports) < len(seaweed.ports) and not child.died():
             for port in seaweed.ports:
                 with suppress(OSError):
-                    knock(port)
+                    check_port(port)
                     open_ports.add(port)
         with pytest.raises(ssl.SSLError):
             child.probe()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sluice.cli.connection import connected, listing, output, when, write_lines
+from sluice.cli.connection import connected, output, print_table, when, write_lines
 from sluice.client.problems import CannotRun
 from sluice.client.terminal import dumps
 
@@ -39,7 +39,7 @@ def show_rows(rows: "list[Json]") -> None:
         what = one["action"], " ".join(one["objects"])
         return str(one["number"]), when(one["at"]), who, one["address"] or "", *what, answer, times
 
-    listing("row", "at", "who", "from", "action", "objects", "refused", "times", rows=map(row, rows))
+    print_table("row", "at", "who", "from", "action", "objects", "refused", "times", rows=map(row, rows))
 
 
 @app.command()
@@ -95,7 +95,7 @@ def show_verdict(verdict: "Json") -> None:
 
 
 @app.command()
-@connected(show_verdict, well=lambda verdict: bool(verdict["ok"]))
+@connected(show_verdict, ok=lambda verdict: bool(verdict["ok"]))
 def verify(
     service: "Sluice",
     file: Annotated[

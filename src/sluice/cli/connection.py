@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sluice.client.config import save, saved
-from sluice.client.problems import CannotRun, NotUnderstood, Refused
+from sluice.client.problems import CannotRun, Refused, UnexpectedAnswer
 from sluice.client.terminal import console, dumps, inert
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def output(*, stderr: bool = False) -> "Console":
     return console(stderr=stderr)
 
 
-def facts(*rows: tuple[str, ...]) -> None:
+def print_fields(*rows: tuple[str, ...]) -> None:
     """What there is to say about one thing, a line each: its name, its value, perhaps a word on it."""
     from rich.table import Table
 
@@ -69,7 +69,7 @@ def facts(*rows: tuple[str, ...]) -> None:
     output().print(table)
 
 
-def listing(*columns: str, rows: Iterable[tuple[str, ...]]) -> None:
+def print_table(*columns: str, rows: Iterable[tuple[str, ...]]) -> None:
     from rich.table import Table
 
     table = Table(*columns)
@@ -178,7 +178,7 @@ def with_options(command: Callable[..., None], parameters: Iterable[inspect.Para
 
 
 @contextmanager
-def understanding(url: str) -> Iterator[None]:
+def explain_unexpected_answers(url: str) -> Iterator[None]:
     """Answers are read as they should be. One that is not makes a sentence of whatever went wrong."""
     from click import ClickException
     from click.exceptions import Abort, Exit
@@ -188,25 +188,25 @@ def understanding(url: str) -> Iterator[None]:
     except (CannotRun, OSError, ClickException, Abort, Exit):
         raise
     except Exception as problem:
-        raise NotUnderstood(url, problem) from None
+        raise UnexpectedAnswer(url, problem) from None
 
 
 def connected(
-    show: Callable[[Any], None], *, well: Callable[[Any], bool] = lambda _: True
+    show: Callable[[Any], None], *, ok: Callable[[Any], bool] = lambda _: True
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Makes a command of a function that takes the service first: adds --url, --key and --json.
 
     What the function returns, if anything, is printed as JSON, or by `show` for people. The exit code is 1
-    unless that is `well`.
+    unless `ok` is true of it.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
         def command(*, url: str | None, key: str | None, as_json: bool, **options: Any) -> None:
-            with connect(url, key) as service, understanding(service.url):
+            with connect(url, key) as service, explain_unexpected_answers(service.url):
                 result = function(service, **options)
                 if result is not None:
                     (print_json if as_json else show)(result)
-            if not well(result):
+            if not ok(result):
                 raise typer.Exit(1)
 
         own = list(inspect.signature(function).parameters.values())[1:]
@@ -228,7 +228,7 @@ def login(url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
     of a key give the invitation that an admin sent you: a key that nobody else has seen is made from it.
     """
     from sluice.client.api import Sluice
-    from sluice.client.trust import meet, upload_key
+    from sluice.client.trust import pin_signing_keys, upload_key
 
     url = url or (
         saved_url() or typer.prompt("Address of the service", default="http://127.0.0.1:8000", err=True)
@@ -241,18 +241,18 @@ def login(url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
         )
     key = key.strip()
     if key.startswith(INVITATION_PREFIX):
-        with Sluice(url) as service, understanding(service.url):
+        with Sluice(url) as service, explain_unexpected_answers(service.url):
             key = str(service.redeem(key)["key"])
         try:
             save(service.url, key)
         except CannotRun as problem:  # the invitation is used up: the key must not be lost
             raise CannotRun(f"{problem}; your key, shown this once: {key}") from None
-    with Sluice(url, key) as service, understanding(service.url):
+    with Sluice(url, key) as service, explain_unexpected_answers(service.url):
         who = service.me()
         named = f"{who['name']} ({who['role']})"
         path = save(service.url, key)
         with suppress(Refused):  # an older service signs nothing
-            meet(service, again=True)
+            pin_signing_keys(service, again=True)
             upload_key(service, again=True)
         if as_json:
             print_json({"url": service.url, "file": str(path), **who})

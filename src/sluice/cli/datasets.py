@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sluice.cli.connection import bar, connected, facts, listing, output
+from sluice.cli.connection import bar, connected, output, print_fields, print_table
 from sluice.cli.quote import RelationName, image_size
 from sluice.client.problems import CannotRun
 from sluice.client.terminal import inert
@@ -51,7 +51,7 @@ def show_one(dataset: "Json") -> None:
             else []
         ),
     ]
-    facts(*rows, *([("for you alone", json.dumps(dataset["report"]))] if dataset["report"] else []))
+    print_fields(*rows, *([("for you alone", json.dumps(dataset["report"]))] if dataset["report"] else []))
 
 
 _CAUSES = {
@@ -86,7 +86,7 @@ def show_many(datasets: "list[Json]") -> None:
         numbers = f"{one['nominal_size']:,}", f"{budget['epsilon']:g}", f"{budget['delta']:g}"
         return one["id"], one["name"], _state(one), *numbers
 
-    listing("dataset", "name", "state", "records", "epsilon", "delta", rows=map(row, datasets))
+    print_table("dataset", "name", "state", "records", "epsilon", "delta", rows=map(row, datasets))
 
 
 def _in_words(schema: "Json") -> str:
@@ -101,7 +101,7 @@ def _not_rejected(dataset: "Json") -> bool:
 
 
 @app.command()
-@connected(show_one, well=_not_rejected)
+@connected(show_one, ok=_not_rejected)
 def add(
     service: "Sluice",
     file: File,
@@ -151,7 +151,7 @@ def add(
 
 
 @app.command()
-@connected(show_one, well=_not_rejected)
+@connected(show_one, ok=_not_rejected)
 def upload(service: "Sluice", id: Id, file: File, detach: Detach = False) -> "Json":
     """Go on with an upload that was cut: only the parts that did not arrive are sent."""
     return _send(service, id, file, detach)
@@ -169,7 +169,7 @@ def list_datasets(
 
 
 @app.command()
-@connected(show_one, well=_not_rejected)
+@connected(show_one, ok=_not_rejected)
 def review(
     service: "Sluice",
     id: Id,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sluice.cli.connection import bar, connected, facts, listing, output, save_bytes, when
+from sluice.cli.connection import bar, connected, output, print_fields, print_table, save_bytes, when
 from sluice.cli.datasets import read_json
 from sluice.cli.quote import AccountantName
 from sluice.client.problems import CannotRun
@@ -79,7 +79,7 @@ def readings(epsilon: "Json") -> str:
 
 
 def show_one(job: "Json") -> None:
-    facts(
+    print_fields(
         ("job", job["id"]),
         ("state", _state(job)),
         ("plan", job["plan"].get("kind", "")),
@@ -103,7 +103,7 @@ def show_many(jobs: "list[Json]") -> None:
         shown = "" if epsilon is None else f"{epsilon:.4f}"
         return one["id"], _state(one), one["plan"].get("kind", ""), steps, shown, when(one["created_at"])
 
-    listing("job", "state", "plan", "steps", "epsilon", "made", rows=map(row, jobs))
+    print_table("job", "state", "plan", "steps", "epsilon", "made", rows=map(row, jobs))
 
 
 def show_quote(quote: "Json") -> None:
@@ -117,7 +117,7 @@ def show_quote(quote: "Json") -> None:
         room = [("does not fit", "nothing is left" if largest is None else f"epsilon {largest:.4f} would")]
     if paper := quote["published"]:
         room.append(("published", f"{paper['claimed_epsilon']:.4g}; no guarantee: {paper['flaw']}"))
-    facts(
+    print_fields(
         ("epsilon", readings(quote["epsilon"])),
         ("total after it", f"{readings(quote['total_after'])}: if all plans were chosen in advance"),
         ("delta, relation", f"{quote['delta']:g}, {quote['relation'].replace('_', '-')}"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sluice.cli.connection import connected, listing, output
+from sluice.cli.connection import connected, output, print_table
 from sluice.client.problems import CannotRun
 from sluice.client.terminal import inert
 
@@ -46,7 +46,7 @@ def show_people(found: "list[Json]") -> None:
         by = one["created_by"] or ""
         return one["id"], one["name"], one["role"], names.get(by, by), "shut out" if one["disabled"] else ""
 
-    listing("person", "name", "role", "added by", "", rows=map(row, found))
+    print_table("person", "name", "role", "added by", "", rows=map(row, found))
 
 
 def show_keys(keys: "list[Json]") -> None:
@@ -54,7 +54,7 @@ def show_keys(keys: "list[Json]") -> None:
         days = one["created_at"][:10], one["expires_at"][:10]
         return one["id"], one["label"], *days, (one["revoked_at"] or "")[:19]
 
-    listing("key", "label", "made", "expires", "revoked", rows=map(row, keys))
+    print_table("key", "label", "made", "expires", "revoked", rows=map(row, keys))
 
 
 def show_fresh(fresh: "Json") -> None:
@@ -77,7 +77,7 @@ def show_invitations(found: "list[Json]") -> None:
         tried = f"tried again {one['refused']} times" if one["refused"] else ""
         return one["id"], one["person"], one["state"], by, one["created_at"][:10], tried
 
-    listing("invitation", "person", "state", "by", "made", "", rows=map(row, found))
+    print_table("invitation", "person", "state", "by", "made", "", rows=map(row, found))
 
 
 @people.command("add")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sluice.cli.connection import connected, listing, output, write_lines
+from sluice.cli.connection import connected, output, print_table, write_lines
 from sluice.client.problems import CannotRun
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def show_accounts(accounts: "list[Json]") -> None:
         return *terms, *units, f"{one['left']['epsilon']:.4f}", str(one["moves"])
 
     columns = "account", "epsilon", "delta", "order", "granted", "held", "settled", "left", "worth", "moves"
-    listing(*columns, rows=map(row, accounts))
+    print_table(*columns, rows=map(row, accounts))
 
 
 def show_shown(shown: Any) -> None:
@@ -55,7 +55,7 @@ def show_rows(entries: "list[Json]") -> None:
         at = one["at"][:19].replace("T", " ")
         return str(one["number"]), at, one["kind"], _units(one["cost"]), shown, one["actor"], one["reason"]
 
-    listing("row", "at", "move", "cost", "epsilon", "who", "why", rows=map(row, entries))
+    print_table("row", "at", "move", "cost", "epsilon", "who", "why", rows=map(row, entries))
 
 
 @app.command()
@@ -213,7 +213,7 @@ def show_verdicts(verdicts: "list[Json]") -> None:
 
 
 @app.command()
-@connected(show_verdicts, well=lambda verdicts: all(one["ok"] for one in verdicts))
+@connected(show_verdicts, ok=lambda verdicts: all(one["ok"] for one in verdicts))
 def verify(
     service: "Sluice",
     account: Annotated[
@@ -240,7 +240,7 @@ def show_grant(grant: "Json") -> None:
 def show_grants(grants: "list[Json]") -> None:
     fields = ("state", "reason", "proposed_by")
     rows = ((one["id"], f"{one['epsilon']:g}", *(one[name] for name in fields)) for one in grants)
-    listing("grant", "epsilon", "state", "reason", "proposed by", rows=rows)
+    print_table("grant", "epsilon", "state", "reason", "proposed by", rows=rows)
 
 
 @app.command()

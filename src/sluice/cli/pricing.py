@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from sluice.cli.connection import facts, output
+from sluice.cli.connection import output, print_fields
 from sluice.methods import PLANS, Plan, Target, plan_from_dict
 from sluice.methods.base import rate_of
 from sluice.privacy import account
@@ -219,7 +219,7 @@ def show(result: dict[str, Any], curve: Curve) -> None:
         rows = [("take", take["method"], f"--set charts={take['charts']}"), *rows]
     if claim := result.get("published"):
         rows.append(("published", f"{claim['epsilon']:.4g}", f"no guarantee: {claim['flaw']}"))
-    facts(*rows)
+    print_fields(*rows)
     if take:
         output().print(f"Why {take['method']}: {take['why']}.")
     if result["at_grid_end"]:

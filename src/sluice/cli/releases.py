@@ -12,10 +12,10 @@ from sluice.cli.connection import (
     AsJson,
     bar,
     connected,
-    facts,
-    listing,
     output,
+    print_fields,
     print_json,
+    print_table,
     save_bytes,
     size,
     when,
@@ -71,7 +71,7 @@ def show_one(release: "Json") -> None:
         rows.append(
             ("to approve it", f"sluice releases approve {release['id']} --digest {release['digest']}")
         )
-    facts(*rows)
+    print_fields(*rows)
 
 
 def _state(release: "Json") -> str:
@@ -93,7 +93,7 @@ def show_many(releases: "list[Json]") -> None:
         shown = epsilon(one["owners"])
         return one["id"], one["name"], _state(one), f"{one['count']:,}", shown, when(one["created_at"])
 
-    listing("release", "name", "state", "samples", "epsilon", "made", rows=map(row, releases))
+    print_table("release", "name", "state", "samples", "epsilon", "made", rows=map(row, releases))
     if any(one["together"] for one in releases):
         output().print(
             "A person whose records are with several owners is covered by the sum of their epsilons."
@@ -116,7 +116,7 @@ def _built(service: "Sluice", id: str) -> "Json":
 
 
 @app.command()
-@connected(show_one, well=_not_failed)
+@connected(show_one, ok=_not_failed)
 def create(
     service: "Sluice",
     job: Annotated[str, typer.Argument(metavar="JOB", help="Id of a trained job of yours.")],
@@ -191,7 +191,7 @@ def show_review(review: "Json") -> None:
     if review["state"] == "in_review":
         approve = f"sluice releases approve {review['release']} --digest {review['digest']}"
         rows.append(("to approve it", approve))
-    facts(*rows)
+    print_fields(*rows)
 
 
 def _card(dataset: "Json") -> str:
@@ -226,7 +226,7 @@ def approve(
 
 
 @app.command()
-@connected(show_one, well=_not_failed)
+@connected(show_one, ok=_not_failed)
 def rebuild(service: "Sluice", release: Id, detach: Detach = False) -> "Json":
     """Build the bundle anew; approvals of the old one no longer count."""
     made = service.rebuild(_found(service, release))
@@ -241,7 +241,7 @@ def discard(service: "Sluice", release: Id) -> "Json":
 
 
 @app.command()
-@connected(show_one, well=_not_failed)
+@connected(show_one, ok=_not_failed)
 def publish(service: "Sluice", release: Id, detach: Detach = False) -> "Json":
     """Sign an approved bundle and put it where analysts can download it."""
     view = service.publish(_found(service, release))
@@ -262,7 +262,9 @@ def withdraw(
 
 
 @app.command()
-@connected(lambda done: facts((("no longer for " if done["removed"] else "now also for ") + done["person"],)))
+@connected(
+    lambda done: print_fields((("no longer for " if done["removed"] else "now also for ") + done["person"],))
+)
 def grant(
     service: "Sluice",
     release: Id,
@@ -324,7 +326,9 @@ def sample(
     except OSError:
         raise CannotRun(f"{to} cannot be written: name another file with --out") from None
     result = {"to": str(to), "count": count, "label": label, "seed": seed}
-    (print_json if as_json else lambda one: facts((f"{one['count']:,} samples in {one['to']}",)))(result)
+    (print_json if as_json else lambda one: print_fields((f"{one['count']:,} samples in {one['to']}",)))(
+        result
+    )
 
 
 @app.command()
@@ -355,7 +359,9 @@ def classify(
         reason = problem.strerror if isinstance(problem, OSError) else problem
         raise CannotRun(f"{images} cannot be classified into {to}: {reason}") from None
     result = {"to": str(to), "images": len(found)}
-    (print_json if as_json else lambda one: facts((f"{one['images']:,} labels in {one['to']}",)))(result)
+    (print_json if as_json else lambda one: print_fields((f"{one['images']:,} labels in {one['to']}",)))(
+        result
+    )
 
 
 def synthesized(release: Any, count: int, label: str | None, seed: int) -> Any:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sluice.cli.connection import connected, listing
+from sluice.cli.connection import connected, print_table
 from sluice.cli.keys import Who, id_of, show_people
 from sluice.client.problems import CannotRun
 
@@ -33,7 +33,7 @@ def show_teams(teams: "list[Json]") -> None:
         held = f"{one['bytes']:,}{of(quotas['bytes'])}", f"{one['jobs']:,}{of(quotas['jobs'])}", seconds
         return one["id"], one["name"], str(one["people"]), *held
 
-    listing("team", "name", "people", "bytes", "jobs", "longest job", rows=map(row, teams))
+    print_table("team", "name", "people", "bytes", "jobs", "longest job", rows=map(row, teams))
 
 
 @app.command("add")

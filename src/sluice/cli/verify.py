@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sluice.cli.connection import AsJson, facts, print_json
+from sluice.cli.connection import AsJson, print_fields, print_json
 from sluice.cli.jobs import readings
 from sluice.client.problems import CannotRun
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def show_reviewed(result: "Json") -> None:
-    facts(
+    print_fields(
         ("directory", result["directory"]),
         ("files", f"those of bundle {result['bundle']}"),
         ("signed, published", "no: this is the bundle under review"),
@@ -45,7 +45,7 @@ def protection(
 def show(result: "Json") -> None:
     people = len({each["person"] for each in result["review"]["approvals"]})
     number, source = result["revocations"]["number"], result["revocations"]["from"]
-    facts(
+    print_fields(
         ("release", f"{result['name']}, {result['release']}"),
         ("files", f"as signed, bundle {result['bundle'][:16]}…, published {result['published_at'][:10]}"),
         *protection(

@@ -35,7 +35,7 @@ class Refused(CannotRun):
         return named | self.fields
 
 
-class NotUnderstood(CannotRun):
+class UnexpectedAnswer(CannotRun):
     """An answer of another form than expected; says where that was noticed, and no value of it."""
 
     def __init__(self, url: str, problem: Exception) -> None:

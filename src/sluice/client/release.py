@@ -67,9 +67,9 @@ class Release:
             raise NotVerified(ReleaseWithdrawn(f"It was taken back: {self.view['reason']}"))
         if not self.view.get("files"):
             raise CannotRun(f"the release is {self.view.get('state')}: there are no files yet")
-        from sluice.client.trust import meet
+        from sluice.client.trust import pin_signing_keys
 
-        meet(self.service)
+        pin_signing_keys(self.service)
         wanted = {each["path"] for each in self.view["files"]} | (set() if review else {"attestation.json"})
         sign = partial(self.service.downloads, self.view["id"], review=review)
         files = sign(sorted(wanted))

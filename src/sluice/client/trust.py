@@ -53,7 +53,7 @@ def _remember(url: str, **news: Any) -> None:
     write_private(_path(), json.dumps(known, indent=1))
 
 
-def meet(service: Sluice, *, again: bool = False) -> None:
+def pin_signing_keys(service: Sluice, *, again: bool = False) -> None:
     """Takes the keys of a service that is not known yet; `again` also those it has had since."""
     known = remembered().get(service.url, {}).get("keys", {})
     if not known or again:
