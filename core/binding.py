@@ -1,7 +1,7 @@
 """Binds a dataset to the budget of the people in it, or holds it until a second person has decided.
 
 Guarantee: a dataset has an account only after its records were read; records that are known from another
-account get no budget of their own unless a second person says why. docs/guarantees.md#accounts
+account get no budget of their own unless a second person says why. docs/guarantees.md#records-and-accounts
 """
 
 import uuid

@@ -10,7 +10,7 @@ from sluice.methods import PLANS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
-REFERENCES = sorted(set(re.findall(r"`((?:privacy|tests)/[\w/]+\.py)::?(\w+)`", PAGE)))
+REFERENCES = sorted(set(re.findall(r"`((?:src/sluice|core|service|worker|tests)/[\w/]+\.py)::?(\w+)`", PAGE)))
 
 
 def names(file: Path) -> set[str]:
@@ -53,7 +53,7 @@ def test_every_plan_and_every_anchor_in_the_code_has_its_section():
     }
     used = {
         anchor
-        for package in ("privacy", "core", "service", "worker")
+        for package in ("src/sluice", "core", "service", "worker")
         for file in (ROOT / package).rglob("*.py")
         for anchor in re.findall(r"guarantees\.md#([\w-]+)", file.read_text(encoding="utf-8"))
     }

@@ -1,7 +1,7 @@
 """Keyed fingerprints of records: they tell whether two datasets hold the same people, in whatever files.
 
 Guarantee: a fingerprint is a CBC-MAC (AES-256) under a key that only the private side has, so nobody else can
-compute or test one; sets of them have no order. docs/guarantees.md#accounts says which copies are found.
+compute or test one; sets of them have no order. docs/guarantees.md#records-and-accounts says which copies are found.
 
 Each record has one exact fingerprint, and several robust ones, of which a changed record keeps some:
 - images: random projections of a 16 x 16 grey thumbnail, rounded to coarse steps;
