@@ -61,12 +61,12 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.state.settings = settings
     app.state.engine = engine
     app.state.readiness = health.readiness(settings, apart)
-    app.state.known_keys = Refreshed(lambda: releases.signing_keys(apart))
-    app.state.known_revocations = Refreshed(lambda: releases.newest_revocations(apart))
-    app.state.inbox = UploadStore(store, settings.private_bucket)
-    app.state.shelf = DownloadSigner(store, settings.public_bucket)
+    app.state.signing_keys = Refreshed(lambda: releases.signing_keys(apart))
+    app.state.revocations = Refreshed(lambda: releases.newest_revocations(apart))
+    app.state.uploads = UploadStore(store, settings.private_bucket)
+    app.state.downloads = DownloadSigner(store, settings.public_bucket)
     app.state.upload_key = WrappingKey(settings.upload_public_key)
-    app.state.bells = {"train": celery_app("train", queue), "publish": celery_app("publish", queue)}
+    app.state.queues = {"train": celery_app("train", queue), "publish": celery_app("publish", queue)}
     app.state.refusals = refusals
     app.state.rates = Rates(settings.requests_per_minute)
     app.state.sign_on = SingleSignOn(settings) if settings.oidc_issuer else None
@@ -82,8 +82,8 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.add_middleware(Overload, admission=app.state.admission, in_memory=in_memory)
     app.add_middleware(requests.RequestIds, metrics=metrics.install(app))
     routers = (
-        health.router, datasets.router, datasets.known, jobs.quotes, jobs.jobs, releases.router,
-        releases.known, budget.router, people.router, teams.router, audit_log.router,
+        health.router, datasets.router, datasets.well_known, jobs.quotes, jobs.jobs, releases.router,
+        releases.well_known, budget.router, people.router, teams.router, audit_log.router,
     )  # fmt: skip
     for router in routers:
         app.include_router(router)

@@ -118,8 +118,8 @@ class Refusals:
 
     def _write(self, due: list[tuple[_Refused, int]]) -> None:
         for refused, times in due:
-            who = {name: getattr(refused, name) for name in ("person", "name", "role", "key", "address")}
-            actor = Actor(**who)
+            identity = {name: getattr(refused, name) for name in ("person", "name", "role", "key", "address")}
+            actor = Actor(**identity)
             audit.write(
                 self._engine, refused.action, actor=actor, status=refused.status, times=times, durable=False
             )
@@ -131,8 +131,8 @@ def refused_sign_in(request: Request) -> None:
 
 
 def refused_by_rate(request: Request, actor: Actor) -> None:
-    who = (actor.person, actor.name, actor.role, actor.key, actor.address)
-    request.app.state.refusals.count(_Refused("any request", 429, *who))
+    identity = (actor.person, actor.name, actor.role, actor.key, actor.address)
+    request.app.state.refusals.count(_Refused("any request", 429, *identity))
 
 
 def _action(request: Request) -> str:

@@ -35,7 +35,7 @@ _bearer = HTTPBearer(auto_error=False, description="An API key, or a token of th
 
 
 @dataclass(frozen=True, kw_only=True)
-class Who:
+class Principal:
     """The person behind a request."""
 
     id: uuid.UUID
@@ -59,14 +59,16 @@ class Who:
         return Move(actor=self.name, reason=reason)
 
 
-async def authenticate(request: Request) -> Who:
+async def authenticate(request: Request) -> Principal:
     """Who sent the request. Called by service.routing.Route before the body is read."""
     given = await _bearer(request)
     if given is None:
         raise _stranger("Send the header Authorization: Bearer KEY.")
     ticket: Ticket = request.state.ticket
     try:
-        who = await to_thread.run_sync(admitted, request, given.credentials, limiter=ticket.threads)
+        principal = await to_thread.run_sync(
+            admit_principal, request, given.credentials, limiter=ticket.threads
+        )
     except NotAuthenticated:
         ticket.refused()
         raise
@@ -74,19 +76,21 @@ async def authenticate(request: Request) -> Who:
         ticket.accepted()
         raise
     ticket.accepted()
-    return who
+    return principal
 
 
-def admitted(request: Request, credentials: str) -> Who:
+def admit_principal(request: Request, credentials: str) -> Principal:
     """Whoever is let in, counted and written into the audit log before anything else is done."""
     state = request.app.state
     try:
-        who, limited = recognised(request, credentials)
+        principal, limited = identify(request, credentials)
     except NotAuthenticated:
         audit.refused_sign_in(request)
         raise
-    key = limited if limited != who.id else None
-    actor = audit.actor_of(request, person=who.id, name=who.name, role=who.role.value, key=key)
+    key = limited if limited != principal.id else None
+    actor = audit.actor_of(
+        request, person=principal.id, name=principal.name, role=principal.role.value, key=key
+    )
     request.state.actor = actor
     try:
         state.rates.count(limited)
@@ -95,17 +99,17 @@ def admitted(request: Request, credentials: str) -> Who:
         raise
     audit.record_request(request, actor)
     state.refusals.flush()
-    return who
+    return principal
 
 
-async def authenticated(
+async def current_principal(
     request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
-) -> Who:
-    who: Who = request.state.who
-    return who
+) -> Principal:
+    principal: Principal = request.state.principal
+    return principal
 
 
-def recognised(request: Request, credentials: str) -> tuple[Who, uuid.UUID]:
+def identify(request: Request, credentials: str) -> tuple[Principal, uuid.UUID]:
     """Whose credentials these are, if they are good right now, and under which id requests are counted."""
     state = request.app.state
     with Session(state.engine) as session:
@@ -121,34 +125,34 @@ def recognised(request: Request, credentials: str) -> tuple[Who, uuid.UUID]:
                 raise _stranger("The key is unknown, expired or revoked; ask an admin for an invitation.")
             person = sign_on.person(session, credentials)
             limited = person.id
-        return Who(id=person.id, name=person.name, role=Role(person.role), team=person.team_id), limited
+        return Principal(id=person.id, name=person.name, role=Role(person.role), team=person.team_id), limited
 
 
 def _stranger(detail: str) -> NotAuthenticated:
     return NotAuthenticated(detail, headers={"WWW-Authenticate": "Bearer"})
 
 
-class May:
+class RequireRole:
     """Lets only these roles pass."""
 
     def __init__(self, *roles: Role) -> None:
         self.roles = frozenset(roles)
 
-    async def __call__(self, who: Annotated[Who, Depends(authenticated)]) -> Who:
-        if who.role not in self.roles:
+    async def __call__(self, principal: Annotated[Principal, Depends(current_principal)]) -> Principal:
+        if principal.role not in self.roles:
             raise Forbidden(f"This needs one of the roles: {', '.join(sorted(self.roles))}.")
-        return who
+        return principal
 
 
-Curator = Annotated[Who, Depends(May(Role.CURATOR))]
-CuratorOrAdmin = Annotated[Who, Depends(May(Role.CURATOR, Role.ADMIN))]
-Admin = Annotated[Who, Depends(May(Role.ADMIN))]
-Anyone = Annotated[Who, Depends(May(*Role))]
+Curator = Annotated[Principal, Depends(RequireRole(Role.CURATOR))]
+CuratorOrAdmin = Annotated[Principal, Depends(RequireRole(Role.CURATOR, Role.ADMIN))]
+Admin = Annotated[Principal, Depends(RequireRole(Role.ADMIN))]
+Anyone = Annotated[Principal, Depends(RequireRole(*Role))]
 
 
 def roles_of(dependant: Dependant) -> frozenset[Role] | None:
     """The roles a route lets pass, or None if it asks nobody."""
-    if isinstance(dependant.call, May):
+    if isinstance(dependant.call, RequireRole):
         return dependant.call.roles
     return next(filter(None, map(roles_of, dependant.dependencies)), None)
 

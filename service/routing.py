@@ -51,7 +51,7 @@ class Route(APIRoute):
             return handle
 
         async def authenticate_and_handle(request: Request) -> Response:
-            request.state.who = await auth.authenticate(request)
+            request.state.principal = await auth.authenticate(request)
             return await handle(request)
 
         return authenticate_and_handle

@@ -17,7 +17,7 @@ from core.errors import NotFound, Problem, WrongState
 from core.people import Role, require_independent
 from core.tables import Account, Dataset, Entry, Grant, Witness
 from core.witness import charge_lost, refuse_altered, require_ledger_in_sync
-from service.auth import Who
+from service.auth import Principal
 from service.budget.schemas import AccountView, Acknowledgement, Chain, NewGrant, Recomputed, Reread
 from service.jobs.actions import paid_events
 from service.jobs.pricing import read, remaining
@@ -40,19 +40,19 @@ class GrantOpen(Problem):
     status, slug, title = 409, "grant-open", "Another proposal for this account is open"
 
 
-def visible(who: Who) -> Select[tuple[Account]]:
+def visible(principal: Principal) -> Select[tuple[Account]]:
     """An admin sees all accounts, a curator those that checked datasets of theirs or their team draw on.
 
     A dataset that is not checked only claims its hash: knowing a hash is not having the data.
     """
-    if who.role is Role.ADMIN:
+    if principal.role is Role.ADMIN:
         return select(Account)
-    mine = (Dataset.account_id == Account.id, who.works_with_dataset(), Dataset.state == "ready")
+    mine = (Dataset.account_id == Account.id, principal.works_with_dataset(), Dataset.state == "ready")
     return select(Account).where(exists().where(*mine))
 
 
-def find(session: Session, who: Who, id: uuid.UUID) -> Account:
-    found = session.scalars(visible(who).where(Account.id == id)).one_or_none()
+def find(session: Session, principal: Principal, id: uuid.UUID) -> Account:
+    found = session.scalars(visible(principal).where(Account.id == id)).one_or_none()
     if found is None:
         raise NotFound("No account that you may see has this id.")
     return found
@@ -115,13 +115,13 @@ def _inert(value: Any) -> str:
     return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
-def propose(session: Session, who: Who, id: uuid.UUID, body: NewGrant) -> Grant:
-    account = find(session, who, id)
+def propose(session: Session, principal: Principal, id: uuid.UUID, body: NewGrant) -> Grant:
+    account = find(session, principal, id)
     if body.epsilon <= account.epsilon:
         raise ledger.BudgetNotRaised(f"The budget is already {account.epsilon:g}; name a larger epsilon.")
     grant = Grant(
-        id=uuid.uuid4(), account_id=account.id, epsilon=body.epsilon, reason=body.reason, proposed_by=who.id,
-        proposed_at=datetime.now(UTC), state="proposed",
+        id=uuid.uuid4(), account_id=account.id, epsilon=body.epsilon, reason=body.reason,
+        proposed_by=principal.id, proposed_at=datetime.now(UTC), state="proposed",
     )  # fmt: skip
     session.add(grant)
     try:
@@ -132,31 +132,31 @@ def propose(session: Session, who: Who, id: uuid.UUID, body: NewGrant) -> Grant:
     return grant
 
 
-def confirm(session: Session, who: Who, account_id: uuid.UUID, grant_id: uuid.UUID) -> Grant:
+def confirm(session: Session, principal: Principal, account_id: uuid.UUID, grant_id: uuid.UUID) -> Grant:
     """Puts a proposal in force; the one who made it cannot."""
-    account, grant = find(session, who, account_id), _grant(session, account_id, grant_id)
-    if grant.state == "confirmed" and grant.decided_by == who.id:
+    account, grant = find(session, principal, account_id), _grant(session, account_id, grant_id)
+    if grant.state == "confirmed" and grant.decided_by == principal.id:
         return grant
-    if grant.proposed_by == who.id:
+    if grant.proposed_by == principal.id:
         raise SecondPersonNeeded(
             "You proposed it; ask another curator of this data, or an admin, to confirm."
         )
-    require_independent(session, grant.proposed_by, who.id)
+    require_independent(session, grant.proposed_by, principal.id)
     require_ledger_in_sync(session)
-    _decide(session, who, grant, "confirmed")
+    _decide(session, principal, grant, "confirmed")
     ledger.raise_budget(
-        session, account, epsilon=grant.epsilon, move=who.move(f"grant {grant.id}: {grant.reason}")
+        session, account, epsilon=grant.epsilon, move=principal.move(f"grant {grant.id}: {grant.reason}")
     )
     session.commit()
     session.refresh(grant)
     return grant
 
 
-def withdraw(session: Session, who: Who, account_id: uuid.UUID, grant_id: uuid.UUID) -> Grant:
-    find(session, who, account_id)
+def withdraw(session: Session, principal: Principal, account_id: uuid.UUID, grant_id: uuid.UUID) -> Grant:
+    find(session, principal, account_id)
     grant = _grant(session, account_id, grant_id)
     if grant.state != "withdrawn":
-        _decide(session, who, grant, "withdrawn")
+        _decide(session, principal, grant, "withdrawn")
         session.commit()
         session.refresh(grant)
     return grant
@@ -169,9 +169,9 @@ def _grant(session: Session, account_id: uuid.UUID, grant_id: uuid.UUID) -> Gran
     return grant
 
 
-def _decide(session: Session, who: Who, grant: Grant, state: str) -> None:
+def _decide(session: Session, principal: Principal, grant: Grant, state: str) -> None:
     open_one = update(Grant).where(Grant.id == grant.id, Grant.state == "proposed")
-    decided = open_one.values(state=state, decided_by=who.id, decided_at=datetime.now(UTC)).returning(
+    decided = open_one.values(state=state, decided_by=principal.id, decided_at=datetime.now(UTC)).returning(
         Grant.id
     )
     if session.execute(decided).one_or_none() is None:
@@ -201,7 +201,7 @@ def _epsilon(events: tuple[Event, ...], account: Account, accountant: Accountant
         return None
 
 
-def acknowledge(session: Session, who: Who, body: Acknowledgement) -> Witness:
+def acknowledge(session: Session, principal: Principal, body: Acknowledgement) -> Witness:
     """Accepts that a restored database forgot spending: what the witness knows of it counts as spent."""
     row = session.scalars(select(Witness).with_for_update()).one()
     if row.behind is None or row.behind["generation"] != body.generation or row.behind.get("lost"):
@@ -212,7 +212,7 @@ def acknowledge(session: Session, who: Who, body: Acknowledgement) -> Witness:
         raise RestoreNeeded(
             "An account or a grant is missing; `sluice restore` makes it again, and charges it."
         )
-    charge_lost(session, row.behind["accounts"], who.move(f"behind its witness: {body.reason}"))
+    charge_lost(session, row.behind["accounts"], principal.move(f"behind its witness: {body.reason}"))
     session.execute(update(Witness).values(acknowledged=body.generation))
     session.commit()
     session.refresh(row)

@@ -46,7 +46,7 @@ Moment = Annotated[AwareDatetime, BeforeValidator(_dated)]
 @router.get("/v1/admin/ledger")
 @slow
 def list_accounts(
-    who: Admin,
+    principal: Admin,
     session: SessionDep,
     pld: Annotated[bool, Query(description="Also read by PLD, which takes seconds the first time.")] = False,
     limit: Limit = 50,
@@ -54,7 +54,7 @@ def list_accounts(
 ) -> Page[AccountView]:
     """Every account: granted, held, settled, left, spent by each accountant, last move."""
     rows, following = page(
-        session, actions.visible(who), Account.created_at, Account.id, limit=limit, cursor=cursor
+        session, actions.visible(principal), Account.created_at, Account.id, limit=limit, cursor=cursor
     )
     return Page(items=[actions.view(session, row, pld=pld) for row in rows], next=following)
 
@@ -66,7 +66,7 @@ def list_accounts(
 )
 def show_account(
     account: uuid.UUID,
-    who: Admin,
+    principal: Admin,
     session: SessionDep,
     kind: Annotated[Kind | None, Query()] = None,
     actor: Annotated[str | None, Query(max_length=200, pattern=r"^[^\x00-\x1f]*$")] = None,
@@ -76,7 +76,7 @@ def show_account(
     format: Annotated[Literal["json", "csv"], Query(description="csv: all rows, as a file.")] = "json",
 ) -> LedgerView | StreamingResponse:
     """All rows of an account, whether its chain holds, and its balance."""
-    found = actions.find(session, who, account)
+    found = actions.find(session, principal, account)
     if format == "csv":
         name = f'attachment; filename="ledger-{account}.csv"'
         lines = list(actions.exported(session, found))
@@ -100,44 +100,46 @@ def show_account(
 @router.get("/v1/admin/ledger/{account}/recompute")
 @slow
 def recompute(
-    account: uuid.UUID, who: Admin, session: SessionDep, accountant: Annotated[Accountant, Query()]
+    account: uuid.UUID, principal: Admin, session: SessionDep, accountant: Annotated[Accountant, Query()]
 ) -> Recomputed:
     """Read all history again with an accountant and compare with what was written then."""
-    return actions.recompute(session, actions.find(session, who, account), accountant)
+    return actions.recompute(session, actions.find(session, principal, account), accountant)
 
 
 @router.get("/v1/admin/ledger/{account}/grants")
-def list_grants(account: uuid.UUID, who: CuratorOrAdmin, session: SessionDep) -> list[GrantView]:
-    actions.find(session, who, account)
+def list_grants(account: uuid.UUID, principal: CuratorOrAdmin, session: SessionDep) -> list[GrantView]:
+    actions.find(session, principal, account)
     query = select(Grant).where(Grant.account_id == account).order_by(Grant.proposed_at)
     return [GrantView.of(row) for row in session.scalars(query)]
 
 
 @router.post("/v1/admin/ledger/{account}/grants", status_code=HTTP_201_CREATED)
-def propose_grant(account: uuid.UUID, body: NewGrant, who: CuratorOrAdmin, session: SessionDep) -> GrantView:
+def propose_grant(
+    account: uuid.UUID, body: NewGrant, principal: CuratorOrAdmin, session: SessionDep
+) -> GrantView:
     """Propose a larger budget; it is in force once another person confirms it."""
-    return GrantView.of(actions.propose(session, who, account, body))
+    return GrantView.of(actions.propose(session, principal, account, body))
 
 
 @router.post("/v1/admin/ledger/{account}/grants/{grant}/confirm")
 def confirm_grant(
-    account: uuid.UUID, grant: uuid.UUID, who: CuratorOrAdmin, session: SessionDep
+    account: uuid.UUID, grant: uuid.UUID, principal: CuratorOrAdmin, session: SessionDep
 ) -> GrantView:
     """Confirm what another person proposed."""
-    return GrantView.of(actions.confirm(session, who, account, grant))
+    return GrantView.of(actions.confirm(session, principal, account, grant))
 
 
 @router.post("/v1/admin/ledger/{account}/grants/{grant}/withdraw")
 def withdraw_grant(
-    account: uuid.UUID, grant: uuid.UUID, who: CuratorOrAdmin, session: SessionDep
+    account: uuid.UUID, grant: uuid.UUID, principal: CuratorOrAdmin, session: SessionDep
 ) -> GrantView:
-    return GrantView.of(actions.withdraw(session, who, account, grant))
+    return GrantView.of(actions.withdraw(session, principal, account, grant))
 
 
 @router.get("/v1/datasets/{id}/budget")
-def dataset_budget(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep) -> AccountView:
+def dataset_budget(id: uuid.UUID, principal: CuratorOrAdmin, session: SessionDep) -> AccountView:
     """The budget a dataset draws on, with both readings."""
-    account = session.get_one(Account, ready(find_dataset(session, who, id)).account_id)
+    account = session.get_one(Account, ready(find_dataset(session, principal, id)).account_id)
     return actions.view(session, account, pld=True)
 
 
@@ -148,9 +150,9 @@ def show_witness(_: Admin, session: SessionDep) -> WitnessView:
 
 
 @router.post("/v1/admin/witness/acknowledge")
-def acknowledge(body: Acknowledgement, who: Admin, session: SessionDep) -> WitnessView:
+def acknowledge(body: Acknowledgement, principal: Admin, session: SessionDep) -> WitnessView:
     """After restoring a backup: accept that what the witness knows was spent counts as spent."""
-    return _witness(actions.acknowledge(session, who, body))
+    return _witness(actions.acknowledge(session, principal, body))
 
 
 def _witness(row: Witness) -> WitnessView:

@@ -17,7 +17,7 @@ from core.settings import ServiceSettings
 from core.stores.uploads import PART_BYTES, Part, UploadGone, UploadStore
 from core.tables import Account, Dataset, Job, Review
 from service import quotas
-from service.auth import Who
+from service.auth import Principal
 from service.datasets.schemas import DatasetView, Decision, NewDataset, PartNumbers, Seal, UploadKey
 from sluice.envelope import WrappingKey
 from sluice.privacy.account import capacity, default_order
@@ -56,28 +56,28 @@ class SharesPrivateRecords(Problem):
     )
 
 
-def visible(who: Who, *, deleted: bool = False) -> Select[tuple[Dataset]]:
+def visible(principal: Principal, *, deleted: bool = False) -> Select[tuple[Dataset]]:
     """A curator sees their own and their team's, an admin all; what is deleted only where it is asked for."""
-    query = select(Dataset).where(who.works_with_dataset())
+    query = select(Dataset).where(principal.works_with_dataset())
     return query if deleted else query.where(Dataset.state != "deleted")
 
 
-def find(session: Session, who: Who, id: uuid.UUID, *, deleted: bool = False) -> Dataset:
-    found = session.scalars(visible(who, deleted=deleted).where(Dataset.id == id)).one_or_none()
+def find(session: Session, principal: Principal, id: uuid.UUID, *, deleted: bool = False) -> Dataset:
+    found = session.scalars(visible(principal, deleted=deleted).where(Dataset.id == id)).one_or_none()
     if found is None:
         raise NotFound("No dataset of yours has this id.")
     return found
 
 
-def find_own(session: Session, who: Who, id: uuid.UUID, *, deleted: bool = False) -> Dataset:
+def find_own(session: Session, principal: Principal, id: uuid.UUID, *, deleted: bool = False) -> Dataset:
     """A dataset to upload into, seal or delete: its owner does that, and no team mate."""
-    found = find(session, who, id, deleted=deleted)
-    if found.owner_id != who.id:
+    found = find(session, principal, id, deleted=deleted)
+    if found.owner_id != principal.id:
         raise Forbidden("Only the owner of a dataset uploads, seals or deletes it.")
     return found
 
 
-def viewed(session: Session, who: Who, rows: Sequence[Dataset]) -> list[DatasetView]:
+def viewed(session: Session, principal: Principal, rows: Sequence[Dataset]) -> list[DatasetView]:
     """Datasets as this person may see them, with the terms of the accounts they draw on."""
     ids = {row.account_id for row in rows if row.account_id}
     accounts = {
@@ -94,7 +94,7 @@ def viewed(session: Session, who: Who, rows: Sequence[Dataset]) -> list[DatasetV
     return [
         DatasetView.of(
             row,
-            who,
+            principal,
             account=accounts.get(row.account_id) if row.account_id else None,
             shared=row.account_id in shared,
             review=reviews.get(row.id),
@@ -103,8 +103,8 @@ def viewed(session: Session, who: Who, rows: Sequence[Dataset]) -> list[DatasetV
     ]
 
 
-def view(session: Session, who: Who, row: Dataset) -> DatasetView:
-    return viewed(session, who, [row])[0]
+def view(session: Session, principal: Principal, row: Dataset) -> DatasetView:
+    return viewed(session, principal, [row])[0]
 
 
 def ready(row: Dataset) -> Dataset:
@@ -116,7 +116,7 @@ def ready(row: Dataset) -> Dataset:
     return row
 
 
-def register(session: Session, who: Who, body: NewDataset, caps: ServiceSettings) -> Dataset:
+def register(session: Session, principal: Principal, body: NewDataset, caps: ServiceSettings) -> Dataset:
     budget = body.budget
     over_cap = (
         budget.epsilon > caps.cap_epsilon
@@ -124,15 +124,15 @@ def register(session: Session, who: Who, body: NewDataset, caps: ServiceSettings
         or budget.delta * body.nominal_size > caps.cap_delta_times_records
     )
     if body.parent is not None:
-        find(session, who, body.parent)
+        find(session, principal, body.parent)
     order = budget.order or default_order(budget.epsilon, budget.delta)
     if capacity(budget.epsilon, budget.delta, order) == 0:
         raise InvalidAccount("This budget has no room at this order; leave the order out, or raise epsilon.")
     row = Dataset(
-        id=uuid.uuid4(), owner_id=who.id, name=body.name, schema=body.data_schema.model_dump(mode="json"),
-        nominal_size=body.nominal_size, relation=body.relation, epsilon=budget.epsilon, delta=budget.delta,
-        order=order, parent_id=body.parent, public=body.public, over_cap=over_cap, state="draft",
-        causes=[], matches=[],
+        id=uuid.uuid4(), owner_id=principal.id, name=body.name,
+        schema=body.data_schema.model_dump(mode="json"), nominal_size=body.nominal_size,
+        relation=body.relation, epsilon=budget.epsilon, delta=budget.delta, order=order,
+        parent_id=body.parent, public=body.public, over_cap=over_cap, state="draft", causes=[], matches=[],
         # Of our own making: a name given by a caller never becomes part of an address.
         object_key=f"datasets/{uuid.uuid4().hex}", created_at=datetime.now(UTC),
     )  # fmt: skip
@@ -142,10 +142,15 @@ def register(session: Session, who: Who, body: NewDataset, caps: ServiceSettings
 
 
 def begin_upload(
-    session: Session, who: Who, id: uuid.UUID, inbox: UploadStore, current: WrappingKey, key: UploadKey | None
+    session: Session,
+    principal: Principal,
+    id: uuid.UUID,
+    uploads: UploadStore,
+    current: WrappingKey,
+    key: UploadKey | None,
 ) -> Dataset:
     """Begins, or finds the upload begun with this data key: a lost client goes on where it stopped."""
-    row = find_own(session, who, id)
+    row = find_own(session, principal, id)
     if row.state not in ("draft", "uploading"):
         return in_upload(row)
     if key is None:
@@ -154,11 +159,11 @@ def begin_upload(
         )
     wrapped = base64.b64decode(key.wrapped_key)
     same = row.state == "uploading" and row.wrapped_key == wrapped and row.key_id == key.key_id
-    if same and not _gone(row, inbox):
+    if same and not _gone(row, uploads):
         return row
     if key.key_id != current.id or len(wrapped) != current.wrapped_bytes:
         raise WrongUploadKey("Fetch /.well-known/sluice-upload-key.json and encrypt the data key with that.")
-    before, upload = row.upload_id, inbox.begin(row.object_key)
+    before, upload = row.upload_id, uploads.begin(row.object_key)
     mine = update(Dataset).where(
         Dataset.id == id, Dataset.state == row.state, Dataset.upload_id.is_not_distinct_from(before)
     )
@@ -167,17 +172,17 @@ def begin_upload(
     session.commit()
     given_up = upload if begun is None else before  # None: somebody else began at the same moment
     if given_up:
-        inbox.abandon(row.object_key, given_up)
+        uploads.abandon(row.object_key, given_up)
     session.refresh(row)
     if row.wrapped_key != wrapped:
         raise WrongState("The upload was begun with another key just now; begin again.", state=row.state)
     return in_upload(row)
 
 
-def _gone(row: Dataset, inbox: UploadStore) -> bool:
+def _gone(row: Dataset, uploads: UploadStore) -> bool:
     """Stores give up uploads that nobody finishes; then there is nothing left to go on with."""
     try:
-        inbox.parts(row.object_key, row.upload_id or "")
+        uploads.parts(row.object_key, row.upload_id or "")
     except UploadGone:
         return True
     return False
@@ -192,10 +197,10 @@ def in_upload(row: Dataset) -> Dataset:
 
 
 def declare_size(
-    session: Session, who: Who, id: uuid.UUID, body: PartNumbers, settings: ServiceSettings
+    session: Session, principal: Principal, id: uuid.UUID, body: PartNumbers, settings: ServiceSettings
 ) -> Dataset:
     """Where bytes are limited: the size of an upload counts before its first part is signed, and binds it."""
-    row = in_upload(find_own(session, who, id))
+    row = in_upload(find_own(session, principal, id))
     if row.declared_bytes is None and quotas.of_dataset(session, row, settings).bytes is not None:
         if body.size is None:
             raise SizeNeeded("Give the `size` of the whole file: your team has a quota of bytes.")
@@ -213,18 +218,23 @@ def declare_size(
 
 
 def seal(
-    session: Session, who: Who, id: uuid.UUID, body: Seal, inbox: UploadStore, settings: ServiceSettings
+    session: Session,
+    principal: Principal,
+    id: uuid.UUID,
+    body: Seal,
+    uploads: UploadStore,
+    settings: ServiceSettings,
 ) -> Dataset:
     """Fixes what was sent, under the hash that is claimed for it.
 
     Whose records these are is found out by reading them later: the answer is the same whatever the claim.
     """
-    row = find_own(session, who, id)
+    row = find_own(session, principal, id)
     sha256 = bytes.fromhex(body.sha256)
     if row.sealed_at is not None and (row.sha256, row.size) == (sha256, body.size):
         if row.state == "checking":  # said again, perhaps because the first time was cut off here
             with suppress(UploadGone):
-                inbox.complete(row.object_key, row.upload_id or "", _arrived(row, body.size, inbox))
+                uploads.complete(row.object_key, row.upload_id or "", _arrived(row, body.size, uploads))
         return row
     in_upload(row)
     if body.size > settings.upload_bytes_max:
@@ -234,7 +244,7 @@ def seal(
         )
     if row.wrapped_key is None:  # begun before uploads were encrypted
         raise NotEncrypted("Begin again: POST key_id and wrapped_key to /upload, and send all parts anew.")
-    parts = _arrived(row, body.size, inbox)
+    parts = _arrived(row, body.size, uploads)
     _require_parent(session, row)
     quotas.require_room(session, row, body.size, settings)
     sealed = (
@@ -245,13 +255,13 @@ def seal(
     if session.execute(sealed.returning(Dataset.id)).one_or_none() is None:
         raise WrongState("The dataset was sealed or deleted just now; look at it again.")
     session.commit()
-    inbox.complete(row.object_key, row.upload_id or "", parts)
+    uploads.complete(row.object_key, row.upload_id or "", parts)
     session.refresh(row)
     return row
 
 
-def _arrived(row: Dataset, size: int, inbox: UploadStore) -> list[Part]:
-    parts = inbox.parts(row.object_key, row.upload_id or "")
+def _arrived(row: Dataset, size: int, uploads: UploadStore) -> list[Part]:
+    parts = uploads.parts(row.object_key, row.upload_id or "")
     arrived = sum(part.size for part in parts)
     if arrived != size:
         raise SizeMismatch("Send the missing parts, or seal with the true size.", arrived=arrived)
@@ -271,7 +281,7 @@ def _require_parent(session: Session, row: Dataset) -> None:
         )
 
 
-def decide(session: Session, who: Who, id: uuid.UUID, body: Decision) -> Dataset:
+def decide(session: Session, principal: Principal, id: uuid.UUID, body: Decision) -> Dataset:
     """A second person's decision about a held dataset; the private side carries it out."""
     row = session.scalars(
         select(Dataset).where(Dataset.id == id, Dataset.state != "deleted").with_for_update()
@@ -280,8 +290,8 @@ def decide(session: Session, who: Who, id: uuid.UUID, body: Decision) -> Dataset
         raise NotFound("No dataset has this id.")
     if row.state != "held":
         raise WrongState("Only a dataset that is held waits for a decision.", state=row.state)
-    if body.decision != "reject" or row.owner_id == who.id:
-        require_independent(session, row.owner_id, who.id)
+    if body.decision != "reject" or row.owner_id == principal.id:
+        require_independent(session, row.owner_id, principal.id)
     if body.decision == "join":
         account = session.get(Account, body.account)
         if account is None:
@@ -298,7 +308,7 @@ def decide(session: Session, who: Who, id: uuid.UUID, body: Decision) -> Dataset
             decision=body.decision,
             account_id=body.account,
             reason=body.reason,
-            decided_by=who.id,
+            decided_by=principal.id,
         )
     )
     session.flush()
@@ -320,13 +330,15 @@ def _require_nothing_private(session: Session, row: Dataset, body: Decision) -> 
         )
 
 
-def delete(session: Session, who: Who, id: uuid.UUID, inbox: UploadStore, reason: str | None) -> Dataset:
+def delete(
+    session: Session, principal: Principal, id: uuid.UUID, uploads: UploadStore, reason: str | None
+) -> Dataset:
     """Ends a dataset in whatever state it is; the private side removes its bytes. Safe to repeat.
 
     Its account, and what was spent, stay.
     """
-    row = (find if who.is_admin else find_own)(session, who, id, deleted=True)
-    if who.is_admin and not reason:
+    row = (find if principal.is_admin else find_own)(session, principal, id, deleted=True)
+    if principal.is_admin and not reason:
         raise Invalid("Say why: add ?reason= to the address. The owner of the dataset is shown it.")
     # First the row's lock, which a job that starts takes too; then a look for jobs.
     session.refresh(row, with_for_update=True)
@@ -338,11 +350,11 @@ def delete(session: Session, who: Who, id: uuid.UUID, inbox: UploadStore, reason
                 "Jobs work on this dataset: let them end, or cancel them with POST /v1/jobs/ID/cancel.",
                 jobs=[str(job) for job in busy],
             )
-        row.state, row.deleted_by, row.deletion_reason = "deleted", who.id, reason
+        row.state, row.deleted_by, row.deletion_reason = "deleted", principal.id, reason
         session.commit()
         session.refresh(row)
     if row.upload_id and row.removed_at is None:
         # Signed addresses stop working now; if the store does not answer, the private side aborts it.
         with suppress(BotoCoreError, ClientError):
-            inbox.abandon(row.object_key, row.upload_id)
+            uploads.abandon(row.object_key, row.upload_id)
     return row

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_
 
 from core.schema import Schema
 from core.tables import Account, Dataset, Review
-from service.auth import Who
+from service.auth import Principal
 from service.deps import Body, View
 from sluice.privacy.relation import Relation
 
@@ -190,7 +190,7 @@ class DatasetView(View):
 
     @classmethod
     def of(
-        cls, row: Dataset, who: Who, *, account: Account | None = None, shared: bool = False,
+        cls, row: Dataset, principal: Principal, *, account: Account | None = None, shared: bool = False,
         review: Review | None = None,
     ) -> "DatasetView":  # fmt: skip
         declared, terms = (
@@ -200,9 +200,10 @@ class DatasetView(View):
             id=row.id, name=row.name, data_schema=row.schema, nominal_size=row.nominal_size,
             relation=Relation(row.relation), budget=terms, declared=None if declared == terms else declared,
             shared=shared, parent=row.parent_id, public=row.public, account=row.account_id, state=row.state,
-            causes=row.causes if who.is_admin else [], matches=row.matches if who.is_admin else [],
+            causes=row.causes if principal.is_admin else [],
+            matches=row.matches if principal.is_admin else [],
             review=review and ReviewView(decision=review.decision, reason=review.reason, at=review.at),
-            fault=row.fault, report=row.report if row.owner_id == who.id else None,
+            fault=row.fault, report=row.report if row.owner_id == principal.id else None,
             attempts=row.attempts or 0, created_at=row.created_at, sealed_at=row.sealed_at,
             deleted_at=row.deleted_at, deletion_reason=row.deletion_reason, removed_at=row.removed_at,
         )  # fmt: skip

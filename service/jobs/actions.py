@@ -13,7 +13,7 @@ from core.settings import ServiceSettings
 from core.tables import Account, Dataset, Diagnosis, Entry, Job
 from core.witness import require_ledger_in_sync
 from service import quotas
-from service.auth import Who
+from service.auth import Principal
 from service.datasets.actions import find as find_dataset
 from service.datasets.actions import ready
 from service.jobs import pricing
@@ -25,21 +25,21 @@ from sluice.privacy.events import Event, from_dict
 ENDED = ("trained", "failed", "cancelled")
 
 
-def visible(who: Who) -> Select[tuple[Job]]:
+def visible(principal: Principal) -> Select[tuple[Job]]:
     """The jobs on the datasets that this person works with."""
-    return select(Job).where(Job.dataset_id.in_(select(Dataset.id).where(who.works_with_dataset())))
+    return select(Job).where(Job.dataset_id.in_(select(Dataset.id).where(principal.works_with_dataset())))
 
 
-def find(session: Session, who: Who, id: uuid.UUID) -> Job:
-    found = session.scalars(visible(who).where(Job.id == id)).one_or_none()
+def find(session: Session, principal: Principal, id: uuid.UUID) -> Job:
+    found = session.scalars(visible(principal).where(Job.id == id)).one_or_none()
     if found is None:
         raise NotFound("No job of yours has this id.")
     return found
 
 
-def diagnosis(session: Session, who: Who, id: uuid.UUID, *, kept: bool) -> Diagnosis:
+def diagnosis(session: Session, principal: Principal, id: uuid.UUID, *, kept: bool) -> Diagnosis:
     """What the job's owner, and nobody else, may know of how it learnt; nothing where the site keeps none."""
-    if find(session, who, id).owner_id != who.id:
+    if find(session, principal, id).owner_id != principal.id:
         raise Forbidden("Diagnostics are facts about records, for the person who started the job alone.")
     if not kept:
         raise NotFound(
@@ -52,9 +52,9 @@ def diagnosis(session: Session, who: Who, id: uuid.UUID, *, kept: bool) -> Diagn
     return found
 
 
-def quote(session: Session, who: Who, body: NewQuote, settings: ServiceSettings) -> QuoteView:
+def quote(session: Session, principal: Principal, body: NewQuote, settings: ServiceSettings) -> QuoteView:
     """Prices a plan for a dataset's account, and writes nothing."""
-    dataset = ready(find_dataset(session, who, body.dataset))
+    dataset = ready(find_dataset(session, principal, body.dataset))
     account = _account(session, dataset)
     limit = quotas.of_dataset(session, dataset, settings).job_seconds
     paid = paid_events(session, account.id)
@@ -86,13 +86,13 @@ class UnfitSource(Problem):
     status, slug, title = 422, "unfit-source", "This is nothing an adaptation can learn from"
 
 
-def _source(session: Session, who: Who, dataset: Dataset, body: NewJob) -> uuid.UUID | None:
+def _source(session: Session, principal: Principal, dataset: Dataset, body: NewJob) -> uuid.UUID | None:
     """The public dataset of an adaptation. What it tells is not charged, so it has to be public for sure."""
     if (body.plan.kind == "adapt") != (body.source is not None):
         raise UnfitSource("A source goes with an adapt plan, and an adapt plan with a source; give both.")
     if body.source is None:
         return None
-    source = ready(find_dataset(session, who, body.source))
+    source = ready(find_dataset(session, principal, body.source))
     same = or_(
         Dataset.account_id == source.account_id, Dataset.matches.contains([{"dataset": str(source.id)}])
     )
@@ -172,12 +172,12 @@ class Offer:
     priced: pricing.Priced
 
 
-def offer(session: Session, who: Who, body: NewJob) -> Offer:
+def offer(session: Session, principal: Principal, body: NewJob) -> Offer:
     """All that needs no lock: the dataset is there and ready, the plan is calibrated and priced."""
-    found = ready(find_dataset(session, who, body.dataset))
+    found = ready(find_dataset(session, principal, body.dataset))
     plan = plan_from_dict(body.plan.model_dump())
     dataset = _trainable(found, plan)
-    source, after = _source(session, who, dataset, body), _after(session, dataset, plan, body)
+    source, after = _source(session, principal, dataset, body), _after(session, dataset, plan, body)
     account = _account(session, dataset)
     _let_go(session)
     priced = pricing.priced(account, body)
@@ -186,7 +186,7 @@ def offer(session: Session, who: Who, body: NewJob) -> Offer:
     )
 
 
-def start(session: Session, who: Who, made: Offer, settings: ServiceSettings) -> Job:
+def start(session: Session, principal: Principal, made: Offer, settings: ServiceSettings) -> Job:
     """Reserves the cost and adds the job, in one transaction that the caller commits."""
     require_ledger_in_sync(session)
     dataset, account, offer = made.dataset, made.account, made.priced
@@ -207,7 +207,7 @@ def start(session: Session, who: Who, made: Offer, settings: ServiceSettings) ->
             offer.event,
             job=id,
             readings=readings,
-            move=who.move(f"job {id} on {dataset.id}"),
+            move=principal.move(f"job {id} on {dataset.id}"),
         )
     except ledger.BudgetExceeded as refused:
         left = refused.fields["left"]["cost"]
@@ -217,7 +217,7 @@ def start(session: Session, who: Who, made: Offer, settings: ServiceSettings) ->
         raise
     job = Job(
         id=id, dataset_id=dataset.id, source_id=made.source, after_id=made.after, shared=made.shared,
-        account_id=account.id, owner_id=who.id,
+        account_id=account.id, owner_id=principal.id,
         plan=offer.plan.to_dict(), event=offer.event.to_dict(), cost=cost, readings=readings,
         state="queued", step=0, steps=offer.plan.progress_steps, limit_seconds=limit,
         created_at=datetime.now(UTC),
@@ -227,10 +227,10 @@ def start(session: Session, who: Who, made: Offer, settings: ServiceSettings) ->
     return job
 
 
-def cancel(session: Session, who: Who, id: uuid.UUID) -> Job:
+def cancel(session: Session, principal: Principal, id: uuid.UUID) -> Job:
     """Before records are opened the charge is given back; after that the job stops and the charge stays."""
-    job = find(session, who, id)
-    if not who.is_admin and job.owner_id != who.id:
+    job = find(session, principal, id)
+    if not principal.is_admin and job.owner_id != principal.id:
         raise Forbidden("Only the person who started a job, or an admin, cancels it.")
     untouched = (
         update(Job)
@@ -240,7 +240,9 @@ def cancel(session: Session, who: Who, id: uuid.UUID) -> Job:
     if session.execute(untouched.returning(Job.id)).one_or_none() is not None:
         # A database behind its witness may have forgotten that the job ran: then nothing is given back.
         require_ledger_in_sync(session)
-        ledger.void(session, job.account_id, job=id, move=who.move("cancelled before records were opened"))
+        ledger.void(
+            session, job.account_id, job=id, move=principal.move("cancelled before records were opened")
+        )
     else:
         asked = update(Job).where(Job.id == id, Job.state.not_in(ENDED), Job.cancel_asked_at.is_(None))
         session.execute(asked.values(cancel_asked_at=datetime.now(UTC)))

@@ -14,13 +14,12 @@ from starlette.status import HTTP_202_ACCEPTED
 from core.errors import NotAuthenticated, NotFound
 from core.queue import wake_worker
 from core.tables import Job
-from service import replies
-from service.auth import Curator, CuratorOrAdmin, recognised
+from service.auth import Curator, CuratorOrAdmin, identify
 from service.deps import Cursor, Limit, Page, SessionDep, answers, page
+from service.idempotency import IdempotencyKey, run_idempotent, stored_reply
 from service.jobs import actions
 from service.jobs.schemas import JobView, NewJob, NewQuote, QuoteView
 from service.overload import Slots
-from service.replies import IdempotencyKey
 from service.routing import Route, slow
 
 quotes = APIRouter(prefix="/v1/quotes", tags=["jobs"], route_class=Route)
@@ -40,33 +39,33 @@ State = Literal["queued", "running", "trained", "failed", "cancelled"]
 
 @quotes.post("")
 @slow
-def quote(body: NewQuote, who: CuratorOrAdmin, session: SessionDep, request: Request) -> QuoteView:
+def quote(body: NewQuote, principal: CuratorOrAdmin, session: SessionDep, request: Request) -> QuoteView:
     """What a plan would cost: noise, epsilon by each accountant, what would be left. Writes nothing."""
-    return actions.quote(session, who, body, request.app.state.settings)
+    return actions.quote(session, principal, body, request.app.state.settings)
 
 
 @jobs.post("", status_code=HTTP_202_ACCEPTED)
 @slow
 def start_job(
-    body: NewJob, who: Curator, session: SessionDep, request: Request, key: IdempotencyKey = None
+    body: NewJob, principal: Curator, session: SessionDep, request: Request, key: IdempotencyKey = None
 ) -> JobView:
     """Charge the account and enqueue a training; `budget-exceeded` says what is left and would fit."""
-    told = replies.remembered(session, who, key, body, JobView) if key else None
+    told = stored_reply(session, principal, key, body, JobView) if key else None
     if told is None:
-        offer = actions.offer(session, who, body)
+        offer = actions.offer(session, principal, body)
 
         def make() -> JobView:
-            return JobView.of(actions.start(session, who, offer, request.app.state.settings))
+            return JobView.of(actions.start(session, principal, offer, request.app.state.settings))
 
-        told = replies.once(session, who, key, body, JobView, make)
+        told = run_idempotent(session, principal, key, body, JobView, make)
     # Rung again on a replay: a doorbell lost the first time does no harm the second.
-    wake_worker(request.app.state.bells["train"], "train.run", told.id)
+    wake_worker(request.app.state.queues["train"], "train.run", told.id)
     return told
 
 
 @jobs.get("")
 def list_jobs(
-    who: CuratorOrAdmin,
+    principal: CuratorOrAdmin,
     session: SessionDep,
     state: Annotated[State | None, Query()] = None,
     dataset: Annotated[uuid.UUID | None, Query()] = None,
@@ -74,7 +73,7 @@ def list_jobs(
     cursor: Cursor = None,
 ) -> Page[JobView]:
     """Jobs on your datasets and those of your team, newest first; an admin sees all."""
-    query = actions.visible(who)
+    query = actions.visible(principal)
     if state is not None:
         query = query.where(Job.state == state)
     if dataset is not None:
@@ -84,26 +83,26 @@ def list_jobs(
 
 
 @jobs.get("/{id}")
-def show(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep) -> JobView:
-    return JobView.of(actions.find(session, who, id))
+def show(id: uuid.UUID, principal: CuratorOrAdmin, session: SessionDep) -> JobView:
+    return JobView.of(actions.find(session, principal, id))
 
 
 @jobs.post("/{id}/cancel", status_code=HTTP_202_ACCEPTED)
-def cancel(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep) -> JobView:
+def cancel(id: uuid.UUID, principal: CuratorOrAdmin, session: SessionDep) -> JobView:
     """Stop a job. Before its records are opened the charge is given back, later it stays. Safe to repeat."""
-    return JobView.of(actions.cancel(session, who, id))
+    return JobView.of(actions.cancel(session, principal, id))
 
 
 @jobs.get("/{id}/diagnostics", response_class=Response, responses=_DIAGNOSTICS)
 def diagnostics(
     id: uuid.UUID,
-    who: Curator,
+    principal: Curator,
     session: SessionDep,
     request: Request,
     format: Annotated[Literal["jsonl", "svg"], Query(description="Numbers, or a picture of them.")] = "jsonl",
 ) -> Response:
     """Losses and gradient norms of your job: facts about records, for you alone, if the site keeps them."""
-    found = actions.diagnosis(session, who, id, kept=request.app.state.settings.diagnostics)
+    found = actions.diagnosis(session, principal, id, kept=request.app.state.settings.diagnostics)
     kind = "image/svg+xml" if format == "svg" else "application/jsonl"
     return Response(found.picture if format == "svg" else found.lines, media_type=kind)
 
@@ -113,11 +112,13 @@ def diagnostics(
     response_class=StreamingResponse,
     responses={200: {"content": {"text/event-stream": {"schema": _EVENT}}}},
 )
-def events(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep, request: Request) -> StreamingResponse:
+def events(
+    id: uuid.UUID, principal: CuratorOrAdmin, session: SessionDep, request: Request
+) -> StreamingResponse:
     """The job as server-sent events, whenever it changes, until it ends."""
-    actions.find(session, who, id)  # 404 now rather than in the stream
-    request.app.state.streams.require(who.id)
-    return StreamingResponse(_follow(request, who.id, id), media_type="text/event-stream")
+    actions.find(session, principal, id)  # 404 now rather than in the stream
+    request.app.state.streams.require(principal.id)
+    return StreamingResponse(_follow(request, principal.id, id), media_type="text/event-stream")
 
 
 async def _follow(request: Request, person: uuid.UUID, id: uuid.UUID) -> AsyncIterator[str]:
@@ -133,12 +134,12 @@ async def _follow(request: Request, person: uuid.UUID, id: uuid.UUID) -> AsyncIt
 async def _events(request: Request, id: uuid.UUID) -> AsyncIterator[str]:
     def look() -> JobView | None:
         try:  # a key revoked meanwhile ends the stream
-            who, _ = recognised(request, request.headers["Authorization"].partition(" ")[2].strip())
+            principal, _ = identify(request, request.headers["Authorization"].partition(" ")[2].strip())
         except NotAuthenticated:
             return None
         with Session(request.app.state.engine) as session:
             try:
-                return JobView.of(actions.find(session, who, id))
+                return JobView.of(actions.find(session, principal, id))
             except NotFound:  # moved to another team meanwhile
                 return None
 

@@ -136,14 +136,14 @@ def redeem(body: Redeem, session: SessionDep, request: Request) -> FreshKey:
 
 
 @router.get("/v1/me")
-def me(who: Anyone, session: SessionDep) -> PersonView:
+def me(principal: Anyone, session: SessionDep) -> PersonView:
     """Who you are to this service."""
-    return PersonView.of(session.get_one(Person, who.id))
+    return PersonView.of(session.get_one(Person, principal.id))
 
 
 @router.get("/v1/me/keys")
-def own_keys(who: Anyone, session: SessionDep) -> list[KeyView]:
-    return _keys(session, who.id)
+def own_keys(principal: Anyone, session: SessionDep) -> list[KeyView]:
+    return _keys(session, principal.id)
 
 
 @router.post("/v1/me/keys", status_code=HTTP_201_CREATED)
@@ -158,16 +158,16 @@ def add_own_key(body: NewKey, _: Anyone, session: SessionDep, request: Request) 
 
 
 @router.delete("/v1/me/keys/{id}", status_code=HTTP_204_NO_CONTENT)
-def revoke_own_key(id: uuid.UUID, who: Anyone, session: SessionDep) -> None:
+def revoke_own_key(id: uuid.UUID, principal: Anyone, session: SessionDep) -> None:
     """Revoke a key of yours; it stops working with the next request."""
-    _revoke(session, id, of=who.id)
+    _revoke(session, id, of=principal.id)
 
 
 @router.post("/v1/admin/people", status_code=HTTP_201_CREATED)
-def add(body: NewPerson, who: Admin, session: SessionDep) -> AddedPerson:
+def add(body: NewPerson, principal: Admin, session: SessionDep) -> AddedPerson:
     """Add a person and invite them. A new admin is invited once an independent admin confirms it."""
-    person = people.add_person(session, name=body.name, role=body.role, by=who.id)
-    fresh = FreshInvitation.made(*people.invite(session, person, by=who.id))
+    person = people.add_person(session, name=body.name, role=body.role, by=principal.id)
+    fresh = FreshInvitation.made(*people.invite(session, person, by=principal.id))
     session.commit()
     return AddedPerson(**PersonView.of(person).model_dump(), invitation=fresh)
 
@@ -179,9 +179,9 @@ def list_people(_: Admin, session: SessionDep, limit: Limit = 50, cursor: Cursor
 
 
 @router.post("/v1/admin/people/{id}/disable")
-def disable(id: uuid.UUID, who: Admin, session: SessionDep) -> PersonView:
+def disable(id: uuid.UUID, principal: Admin, session: SessionDep) -> PersonView:
     """Shut a person out at once; invitations by and for them stop working. A new one lets them back."""
-    if id == who.id:
+    if id == principal.id:
         raise WrongState("You would shut yourself out; ask another admin.")
     people.withdraw_invitations(
         session, Invitation.person_id == id, Invitation.issued_by == id, Invitation.confirmed_by == id
@@ -197,14 +197,14 @@ def disable(id: uuid.UUID, who: Admin, session: SessionDep) -> PersonView:
 
 
 @router.post("/v1/admin/people/{id}/invitations", status_code=HTTP_201_CREATED)
-def invite(id: uuid.UUID, who: Admin, session: SessionDep) -> FreshInvitation:
+def invite(id: uuid.UUID, principal: Admin, session: SessionDep) -> FreshInvitation:
     """Invite somebody again who lost their key or was disabled; redeeming it revokes their other keys."""
     person = _person(session, id)
     if person.subject is not None:
         raise WrongState("This person uses single sign-on and has no key.")
-    if person.id == who.id:
+    if person.id == principal.id:
         raise WrongState("Add a key of your own with POST /v1/me/keys.")
-    fresh = FreshInvitation.made(*people.invite(session, person, by=who.id))
+    fresh = FreshInvitation.made(*people.invite(session, person, by=principal.id))
     session.commit()
     return fresh
 
@@ -224,15 +224,15 @@ def list_invitations(
 
 
 @router.post("/v1/admin/invitations/{id}/confirm")
-def confirm(id: uuid.UUID, who: Admin, session: SessionDep) -> FreshInvitation:
+def confirm(id: uuid.UUID, principal: Admin, session: SessionDep) -> FreshInvitation:
     """Confirm that an admin whom another admin invited may come; shows the invitation this once."""
     row = _invitation(session, id)
     if _state(row) != "waiting" or row.issued_by is None:
         raise WrongState("Only an invitation that waits can be confirmed.", state=_state(row))
-    if row.person_id == who.id:
+    if row.person_id == principal.id:
         raise WrongState("It is your own; another admin confirms it.")
-    require_independent(session, row.issued_by, who.id)
-    text = people.confirm_invitation(session, row, by=who.id)
+    require_independent(session, row.issued_by, principal.id)
+    text = people.confirm_invitation(session, row, by=principal.id)
     session.commit()
     return FreshInvitation.made(row, text)
 

@@ -17,7 +17,7 @@ from core.people import Role, require_independent
 from core.stores.public import SIGNED_SECONDS, DownloadSigner, public_key, review_key
 from core.tables import Account, Approval, Dataset, Job, Person, Reader, Release, ReviewCopy
 from core.witness import require_ledger_in_sync
-from service.auth import Who
+from service.auth import Principal
 from service.jobs.actions import find as find_job
 from service.jobs.actions import require_synthesizer
 from service.releases.schemas import (
@@ -56,22 +56,22 @@ class Withdrawn(Problem):
     status, slug, title = 410, "release-withdrawn", "The release was withdrawn"
 
 
-def visible(who: Who) -> Select[tuple[Release]]:
+def visible(principal: Principal) -> Select[tuple[Release]]:
     """Everybody sees what was published to them, and that it was withdrawn; drafts only who works on them."""
-    granted = select(Reader.release_id).where(Reader.person_id == who.id)
+    granted = select(Reader.release_id).where(Reader.person_id == principal.id)
     published = and_(
         Release.published_at.is_not(None),
         or_(Release.audience == "everyone", Release.id.in_(granted)),
     )
-    return select(Release).where(or_(published, works_on(who)))
+    return select(Release).where(or_(published, works_on(principal)))
 
 
-def works_on(who: Who) -> ColumnElement[bool]:
+def works_on(principal: Principal) -> ColumnElement[bool]:
     """The releases that a person may draft, review and approve: those of the datasets they work with."""
-    if who.role is Role.ANALYST:
+    if principal.role is Role.ANALYST:
         return false()
     return Release.job_id.in_(
-        select(Job.id).join(Dataset, Dataset.id == Job.dataset_id).where(who.works_with_dataset())
+        select(Job.id).join(Dataset, Dataset.id == Job.dataset_id).where(principal.works_with_dataset())
     )
 
 
@@ -81,16 +81,16 @@ def searched(query: Select[tuple[Release]], text: str) -> Select[tuple[Release]]
     )
 
 
-def find(session: Session, who: Who, id: uuid.UUID) -> Release:
-    found = session.scalars(visible(who).where(Release.id == id)).one_or_none()
+def find(session: Session, principal: Principal, id: uuid.UUID) -> Release:
+    found = session.scalars(visible(principal).where(Release.id == id)).one_or_none()
     if found is None:
         raise NotFound("No release that you may see has this id.")
     return found
 
 
-def viewed(session: Session, who: Who, rows: Sequence[Release]) -> list[ReleaseView]:
+def viewed(session: Session, principal: Principal, rows: Sequence[Release]) -> list[ReleaseView]:
     """Releases as this person may see them."""
-    worked_on = select(Release.id).where(Release.id.in_([row.id for row in rows]), works_on(who))
+    worked_on = select(Release.id).where(Release.id.in_([row.id for row in rows]), works_on(principal))
     given: dict[uuid.UUID, list[ApprovalView]] = {id: [] for id in session.scalars(worked_on)}
     approvals = select(Approval).where(Approval.release_id.in_(given)).order_by(Approval.at)
     for each in session.scalars(approvals):
@@ -100,19 +100,19 @@ def viewed(session: Session, who: Who, rows: Sequence[Release]) -> list[ReleaseV
     return [ReleaseView.of(row, given.get(row.id)) for row in rows]
 
 
-def draft(session: Session, who: Who, body: NewRelease, *, reviewers: int) -> Release:
+def draft(session: Session, principal: Principal, body: NewRelease, *, reviewers: int) -> Release:
     """Asks for a bundle. Sampling is post-processing, so it costs nothing, however often."""
     require_ledger_in_sync(session)  # a database that forgot a charge must not publish as if there were none
-    job = find_job(session, who, body.job)
+    job = find_job(session, principal, body.job)
     if job.state != "trained":
         raise WrongState("Only a trained job can be released; wait for it to end.", state=job.state)
     require_synthesizer(session, job.id)
     if body.supersedes is not None:
-        older = _authored(session, who, body.supersedes)
+        older = _authored(session, principal, body.supersedes)
         if older.state != "published":
             raise WrongState("Only a published release can be superseded.", state=older.state)
     row = Release(
-        id=uuid.uuid4(), job_id=job.id, author_id=who.id, name=body.name, note=body.note,
+        id=uuid.uuid4(), job_id=job.id, author_id=principal.id, name=body.name, note=body.note,
         licence=body.licence, count=body.count,
         seed=secrets.randbelow(2**53) if body.seed is None else body.seed, formats=sorted(set(body.formats)),
         audience=body.audience, reviewers=reviewers, supersedes=body.supersedes,
@@ -127,9 +127,9 @@ def draft(session: Session, who: Who, body: NewRelease, *, reviewers: int) -> Re
     return row
 
 
-def review(session: Session, who: Who, id: uuid.UUID) -> ReviewView:
+def review(session: Session, principal: Principal, id: uuid.UUID) -> ReviewView:
     """Where a release comes from, for whoever may approve it: declared facts and costs, nothing measured."""
-    row = _found_to_review(session, who, id)
+    row = _found_to_review(session, principal, id)
     jobs = [_reviewed(session, job) for job in _chain(session, row.job_id)]
     return ReviewView(
         release=row.id, name=row.name, state=row.state, author=session.get_one(Person, row.author_id).name,
@@ -154,28 +154,28 @@ def _reviewed(session: Session, job: Job) -> ReviewedJob:
     return ReviewedJob.of(job, card(job.dataset_id), card(job.source_id) if job.source_id else None)
 
 
-def approve(session: Session, who: Who, id: uuid.UUID, *, digest: str, note: str) -> Release:
+def approve(session: Session, principal: Principal, id: uuid.UUID, *, digest: str, note: str) -> Release:
     """One person's yes to these very bytes. Saying it twice changes nothing."""
-    row = _found_to_review(session, who, id)
-    if row.reviewers > 1 and row.author_id == who.id:
+    row = _found_to_review(session, principal, id)
+    if row.reviewers > 1 and row.author_id == principal.id:
         raise AuthorCannotApprove("Ask somebody of your team, or an admin, to look at it and approve.")
     if row.reviewers > 1:
-        require_independent(session, row.author_id, who.id)
+        require_independent(session, row.author_id, principal.id)
     row = _locked(session, id)
     if row.state not in ("in_review", "approved"):
         raise WrongState("Only a release in review can be approved.", state=row.state)
     if row.digest is None or row.digest.hex() != digest:
         raise AnotherBundle("It was built anew since you looked; look again and approve its present digest.")
-    yes = insert(Approval).values(release_id=id, digest=row.digest, person_id=who.id, note=note)
+    yes = insert(Approval).values(release_id=id, digest=row.digest, person_id=principal.id, note=note)
     session.execute(yes.on_conflict_do_nothing())
     row.state = "approved"
     session.commit()
     return row
 
 
-def rebuild(session: Session, who: Who, id: uuid.UUID) -> Release:
+def rebuild(session: Session, principal: Principal, id: uuid.UUID) -> Release:
     """Builds the bundle anew; every approval was of the old one."""
-    _authored(session, who, id)
+    _authored(session, principal, id)
     row = _locked(session, id)
     _require(row, "in_review", "approved", "failed")
     require_synthesizer(session, row.job_id)
@@ -185,8 +185,8 @@ def rebuild(session: Session, who: Who, id: uuid.UUID) -> Release:
     return row
 
 
-def discard(session: Session, who: Who, id: uuid.UUID) -> Release:
-    _authored(session, who, id)
+def discard(session: Session, principal: Principal, id: uuid.UUID) -> Release:
+    _authored(session, principal, id)
     row = _locked(session, id)
     _require(row, "building", "in_review", "approved", "failed")
     row.state = "discarded"
@@ -194,10 +194,10 @@ def discard(session: Session, who: Who, id: uuid.UUID) -> Release:
     return row
 
 
-def publish(session: Session, who: Who, id: uuid.UUID) -> Release:
+def publish(session: Session, principal: Principal, id: uuid.UUID) -> Release:
     """Lets the publisher put the approved bundle on the shelf. Safe to repeat."""
     require_ledger_in_sync(session)
-    _authored(session, who, id)
+    _authored(session, principal, id)
     row = _locked(session, id)
     if row.state in OUT:
         return row
@@ -214,9 +214,9 @@ def publish(session: Session, who: Who, id: uuid.UUID) -> Release:
     return row
 
 
-def withdraw(session: Session, who: Who, id: uuid.UUID, *, reason: str) -> Release:
+def withdraw(session: Session, principal: Principal, id: uuid.UUID, *, reason: str) -> Release:
     """No more links from now on; the publisher removes the files and signs the list. Epsilon stays spent."""
-    _authored(session, who, id)
+    _authored(session, principal, id)
     row = _locked(session, id)
     if row.state in TOMBSTONES:
         return row
@@ -227,8 +227,8 @@ def withdraw(session: Session, who: Who, id: uuid.UUID, *, reason: str) -> Relea
     return row
 
 
-def add_reader(session: Session, who: Who, id: uuid.UUID, person: uuid.UUID) -> Release:
-    row = _authored(session, who, id)
+def add_reader(session: Session, principal: Principal, id: uuid.UUID, person: uuid.UUID) -> Release:
+    row = _authored(session, principal, id)
     if session.get(Person, person) is None:
         raise NotFound("Nobody has this id.")
     session.execute(insert(Reader).values(release_id=id, person_id=person).on_conflict_do_nothing())
@@ -236,14 +236,14 @@ def add_reader(session: Session, who: Who, id: uuid.UUID, person: uuid.UUID) -> 
     return row
 
 
-def remove_reader(session: Session, who: Who, id: uuid.UUID, person: uuid.UUID) -> None:
-    _authored(session, who, id)
+def remove_reader(session: Session, principal: Principal, id: uuid.UUID, person: uuid.UUID) -> None:
+    _authored(session, principal, id)
     session.execute(delete(Reader).where(and_(Reader.release_id == id, Reader.person_id == person)))
     session.commit()
 
 
-def preview(session: Session, who: Who, id: uuid.UUID) -> bytes:
-    row = _standing(find(session, who, id))
+def preview(session: Session, principal: Principal, id: uuid.UUID) -> bytes:
+    row = _standing(find(session, principal, id))
     if not row.formats:
         raise NotFound("A classifier has no picture; its release has files to look at.")
     found = session.scalars(select(Release.preview).where(Release.id == id)).one()
@@ -253,41 +253,41 @@ def preview(session: Session, who: Who, id: uuid.UUID) -> bytes:
 
 
 def downloads(
-    session: Session, who: Who, id: uuid.UUID, paths: list[str], shelf: DownloadSigner
+    session: Session, principal: Principal, id: uuid.UUID, paths: list[str], signer: DownloadSigner
 ) -> Downloads:
     """Signed addresses of exactly these files."""
-    row = _standing(find(session, who, id))
+    row = _standing(find(session, principal, id))
     if row.state not in OUT or row.digest is None:
         raise WrongState("The release is not published yet.", state=row.state)
     known: dict[str, dict[str, Any]] = {file["path"]: file for file in row.files or ()}
     statement = (row.attestation or "").encode()
     sha256 = hashlib.sha256(statement).hexdigest()
     known[ATTESTATION] = {"path": ATTESTATION, "size": len(statement), "sha256": sha256}
-    return _signed(known, paths, shelf, partial(public_key, id, row.digest))
+    return _signed(known, paths, signer, partial(public_key, id, row.digest))
 
 
 def review_downloads(
-    session: Session, who: Who, id: uuid.UUID, paths: list[str], shelf: DownloadSigner
+    session: Session, principal: Principal, id: uuid.UUID, paths: list[str], signer: DownloadSigner
 ) -> Downloads:
     """Signed addresses of files of the bundle under review: the bytes of the digest that is approved.
 
     They are samples of a model whose training is paid for, so that a look at them costs nothing.
     """
-    row = _found_to_review(session, who, id)
+    row = _found_to_review(session, principal, id)
     if row.state not in ("in_review", "approved") or row.digest is None:
         raise WrongState("There is no bundle under review; one that is out has /downloads.", state=row.state)
     if session.get(ReviewCopy, (id, row.build, row.digest)) is None:
         raise WrongState("It was built before bundles were kept for review; build it anew.", state=row.state)
     known = {file["path"]: file for file in row.files or ()}
-    return _signed(known, paths, shelf, partial(review_key, id, row.build, row.digest))
+    return _signed(known, paths, signer, partial(review_key, id, row.build, row.digest))
 
 
 def _signed(
-    known: dict[str, dict[str, Any]], paths: list[str], shelf: DownloadSigner, key: Callable[[str], str]
+    known: dict[str, dict[str, Any]], paths: list[str], signer: DownloadSigner, key: Callable[[str], str]
 ) -> Downloads:
     if odd := [path for path in paths if path not in known]:
         raise NotFound(f"{len(odd)} of the paths are none of this release; see its files.")
-    files = [Download(**known[path], url=shelf.sign_download(key(path))) for path in paths]
+    files = [Download(**known[path], url=signer.sign_download(key(path))) for path in paths]
     return Downloads(files=files, expires_in=SIGNED_SECONDS)
 
 
@@ -297,16 +297,16 @@ def _standing(row: Release) -> Release:
     return row
 
 
-def _found_to_review(session: Session, who: Who, id: uuid.UUID) -> Release:
-    row = find(session, who, id)
-    if session.scalars(select(Release.id).where(Release.id == id, works_on(who))).one_or_none() is None:
+def _found_to_review(session: Session, principal: Principal, id: uuid.UUID) -> Release:
+    row = find(session, principal, id)
+    if session.scalars(select(Release.id).where(Release.id == id, works_on(principal))).one_or_none() is None:
         raise Forbidden("Only the team of its dataset, or an admin, reviews a release.")
     return row
 
 
-def _authored(session: Session, who: Who, id: uuid.UUID) -> Release:
-    row = _found_to_review(session, who, id)
-    if not who.is_admin and row.author_id != who.id:
+def _authored(session: Session, principal: Principal, id: uuid.UUID) -> Release:
+    row = _found_to_review(session, principal, id)
+    if not principal.is_admin and row.author_id != principal.id:
         raise Forbidden("Only its author or an admin may do this.")
     return row
 

@@ -13,9 +13,10 @@ from starlette.status import HTTP_202_ACCEPTED, HTTP_204_NO_CONTENT, HTTP_304_NO
 from core.errors import NotFound
 from core.queue import wake_worker
 from core.tables import Release, Revocations, SigningKey
-from service import audit, replies
-from service.auth import Anyone, Curator, CuratorOrAdmin, Who
+from service import audit
+from service.auth import Anyone, Curator, CuratorOrAdmin, Principal
 from service.deps import Cursor, Limit, Page, SessionDep, answers, page
+from service.idempotency import IdempotencyKey, run_idempotent
 from service.releases import actions
 from service.releases.schemas import (
     Approve,
@@ -29,11 +30,10 @@ from service.releases.schemas import (
     ReviewView,
     Withdraw,
 )
-from service.replies import IdempotencyKey
 from service.routing import Route
 
 router = APIRouter(prefix="/v1/releases", tags=["releases"], route_class=Route)
-known = APIRouter(prefix="/.well-known", tags=["releases"])
+well_known = APIRouter(prefix="/.well-known", tags=["releases"])
 State = Literal[
     "building", "in_review", "approved", "publishing", "published", "superseded", "withdrawing", "withdrawn",
     "discarded", "failed",
@@ -42,22 +42,22 @@ State = Literal[
 
 @router.post("", status_code=HTTP_202_ACCEPTED)
 def draft(
-    body: NewRelease, who: Curator, session: SessionDep, request: Request, key: IdempotencyKey = None
+    body: NewRelease, principal: Curator, session: SessionDep, request: Request, key: IdempotencyKey = None
 ) -> ReleaseView:
     """Ask for a bundle of samples and the synthesizer of a trained job of your team. Costs nothing more."""
 
     def make() -> ReleaseView:
         reviewers = request.app.state.settings.reviewers
-        return ReleaseView.of(actions.draft(session, who, body, reviewers=reviewers), [])
+        return ReleaseView.of(actions.draft(session, principal, body, reviewers=reviewers), [])
 
-    told = replies.once(session, who, key, body, ReleaseView, make)
-    _ring(request, told.id)
+    told = run_idempotent(session, principal, key, body, ReleaseView, make)
+    _wake_publisher(request, told.id)
     return told
 
 
 @router.get("")
 def list_releases(
-    who: Anyone,
+    principal: Anyone,
     session: SessionDep,
     search: Annotated[str | None, Query(max_length=200, pattern=r"^[^\x00-\x1f]*$")] = None,
     state: Annotated[State | None, Query()] = None,
@@ -66,109 +66,113 @@ def list_releases(
     cursor: Cursor = None,
 ) -> Page[ReleaseView]:
     """The catalogue, newest first: what was published to you, and releases of datasets you work with."""
-    query = actions.visible(who)
+    query = actions.visible(principal)
     if search:
         query = actions.searched(query, search)
     if state is not None:
         query = query.where(Release.state == state)
     if job is not None:
-        query = query.where(Release.job_id == job, actions.works_on(who))
+        query = query.where(Release.job_id == job, actions.works_on(principal))
     rows, following = page(session, query, Release.created_at, Release.id, limit=limit, cursor=cursor)
-    return Page(items=actions.viewed(session, who, rows), next=following)
+    return Page(items=actions.viewed(session, principal, rows), next=following)
 
 
 @router.get("/{id}")
-def show(id: uuid.UUID, who: Anyone, session: SessionDep) -> ReleaseView:
-    return _view(session, who, actions.find(session, who, id))
+def show(id: uuid.UUID, principal: Anyone, session: SessionDep) -> ReleaseView:
+    return _view(session, principal, actions.find(session, principal, id))
 
 
 @router.get("/{id}/preview", response_class=Response, responses=answers("image/png"))
-def preview(id: uuid.UUID, who: Anyone, session: SessionDep) -> Response:
+def preview(id: uuid.UUID, principal: Anyone, session: SessionDep) -> Response:
     """Some samples of each class, as a picture."""
-    return Response(actions.preview(session, who, id), media_type="image/png")
+    return Response(actions.preview(session, principal, id), media_type="image/png")
 
 
 @router.get("/{id}/review")
-def review(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep) -> ReviewView:
+def review(id: uuid.UUID, principal: CuratorOrAdmin, session: SessionDep) -> ReviewView:
     """What an approver needs: the job, its dataset, its source, and of a relay the jobs before it."""
-    return actions.review(session, who, id)
+    return actions.review(session, principal, id)
 
 
 @router.post("/{id}/review/downloads")
 def review_downloads(
-    id: uuid.UUID, body: Paths, who: CuratorOrAdmin, session: SessionDep, request: Request
+    id: uuid.UUID, body: Paths, principal: CuratorOrAdmin, session: SessionDep, request: Request
 ) -> Downloads:
     """Signed addresses of files of the bundle under review, for whoever may approve it and its author."""
-    signed = actions.review_downloads(session, who, id, body.paths, request.app.state.shelf)
+    signed = actions.review_downloads(session, principal, id, body.paths, request.app.state.downloads)
     session.close()
     audit.record_download(request, body.paths)
     return signed
 
 
 @router.post("/{id}/approve")
-def approve(id: uuid.UUID, body: Approve, who: CuratorOrAdmin, session: SessionDep) -> ReleaseView:
+def approve(id: uuid.UUID, body: Approve, principal: CuratorOrAdmin, session: SessionDep) -> ReleaseView:
     """Say yes to the bundle with this digest; not for its author. Building it anew voids the yes."""
-    return _view(session, who, actions.approve(session, who, id, digest=body.digest, note=body.note))
+    return _view(
+        session, principal, actions.approve(session, principal, id, digest=body.digest, note=body.note)
+    )
 
 
 @router.post("/{id}/rebuild", status_code=HTTP_202_ACCEPTED)
-def rebuild(id: uuid.UUID, who: Curator, session: SessionDep, request: Request) -> ReleaseView:
+def rebuild(id: uuid.UUID, principal: Curator, session: SessionDep, request: Request) -> ReleaseView:
     """Build the bundle anew; approvals of the old one no longer count."""
-    row = actions.rebuild(session, who, id)
-    _ring(request, id)
-    return _view(session, who, row)
+    row = actions.rebuild(session, principal, id)
+    _wake_publisher(request, id)
+    return _view(session, principal, row)
 
 
 @router.post("/{id}/discard")
-def discard(id: uuid.UUID, who: CuratorOrAdmin, session: SessionDep, request: Request) -> ReleaseView:
+def discard(id: uuid.UUID, principal: CuratorOrAdmin, session: SessionDep, request: Request) -> ReleaseView:
     """Give up a release that was never published."""
-    row = actions.discard(session, who, id)
-    _ring(request, id)  # the publisher removes the copy for review
-    return _view(session, who, row)
+    row = actions.discard(session, principal, id)
+    _wake_publisher(request, id)  # the publisher removes the copy for review
+    return _view(session, principal, row)
 
 
 @router.post("/{id}/publish", status_code=HTTP_202_ACCEPTED)
-def publish(id: uuid.UUID, who: Curator, session: SessionDep, request: Request) -> ReleaseView:
+def publish(id: uuid.UUID, principal: Curator, session: SessionDep, request: Request) -> ReleaseView:
     """Put an approved bundle, signed, where analysts can download it."""
-    row = actions.publish(session, who, id)
-    _ring(request, id)
-    return _view(session, who, row)
+    row = actions.publish(session, principal, id)
+    _wake_publisher(request, id)
+    return _view(session, principal, row)
 
 
 @router.post("/{id}/withdraw", status_code=HTTP_202_ACCEPTED)
 def withdraw(
-    id: uuid.UUID, body: Withdraw, who: CuratorOrAdmin, session: SessionDep, request: Request
+    id: uuid.UUID, body: Withdraw, principal: CuratorOrAdmin, session: SessionDep, request: Request
 ) -> ReleaseView:
     """Take a release back: links die, the revocation list names it, what it cost stays spent."""
-    row = actions.withdraw(session, who, id, reason=body.reason)
-    _ring(request, id)
-    return _view(session, who, row)
+    row = actions.withdraw(session, principal, id, reason=body.reason)
+    _wake_publisher(request, id)
+    return _view(session, principal, row)
 
 
 @router.post("/{id}/readers")
-def add_reader(id: uuid.UUID, body: NewReader, who: Curator, session: SessionDep) -> ReleaseView:
+def add_reader(id: uuid.UUID, body: NewReader, principal: Curator, session: SessionDep) -> ReleaseView:
     """Let somebody see and download a release that is not for everyone. Safe to repeat."""
-    return _view(session, who, actions.add_reader(session, who, id, body.person))
+    return _view(session, principal, actions.add_reader(session, principal, id, body.person))
 
 
 @router.delete("/{id}/readers/{person}", status_code=HTTP_204_NO_CONTENT)
-def remove_reader(id: uuid.UUID, person: uuid.UUID, who: CuratorOrAdmin, session: SessionDep) -> None:
-    actions.remove_reader(session, who, id, person)
+def remove_reader(id: uuid.UUID, person: uuid.UUID, principal: CuratorOrAdmin, session: SessionDep) -> None:
+    actions.remove_reader(session, principal, id, person)
 
 
 @router.post("/{id}/downloads")
-def downloads(id: uuid.UUID, body: Paths, who: Anyone, session: SessionDep, request: Request) -> Downloads:
+def downloads(
+    id: uuid.UUID, body: Paths, principal: Anyone, session: SessionDep, request: Request
+) -> Downloads:
     """Signed addresses of these files, for a quarter of an hour. Ask again whenever they have expired."""
-    signed = actions.downloads(session, who, id, body.paths, request.app.state.shelf)
+    signed = actions.downloads(session, principal, id, body.paths, request.app.state.downloads)
     session.close()
     audit.record_download(request, body.paths)
     return signed
 
 
-@known.get("/sluice-keys.json", response_model=KeysView)
+@well_known.get("/sluice-keys.json", response_model=KeysView)
 async def keys(request: Request) -> Response:
     """Every key releases were ever signed with, the newest first."""
-    return _cacheable(request, await request.app.state.known_keys.get())
+    return _cacheable(request, await request.app.state.signing_keys.get())
 
 
 def signing_keys(engine: Engine) -> bytes:
@@ -180,10 +184,10 @@ def signing_keys(engine: Engine) -> bytes:
     return KeysView(keys=public).model_dump_json().encode()
 
 
-@known.get("/sluice-revocations.json", response_class=Response, responses=answers("application/json"))
+@well_known.get("/sluice-revocations.json", response_class=Response, responses=answers("application/json"))
 async def revocations(request: Request) -> Response:
     """The signed list of all releases withdrawn so far."""
-    found = await request.app.state.known_revocations.get()
+    found = await request.app.state.revocations.get()
     if found is None:
         raise NotFound("No list was signed yet; the publisher signs one when it starts.")
     return _cacheable(request, found)
@@ -203,10 +207,10 @@ def _cacheable(request: Request, content: bytes) -> Response:
     return Response(content, media_type="application/json", headers=headers)
 
 
-def _view(session: SessionDep, who: Who, row: Release) -> ReleaseView:
-    [view] = actions.viewed(session, who, [row])
+def _view(session: SessionDep, principal: Principal, row: Release) -> ReleaseView:
+    [view] = actions.viewed(session, principal, [row])
     return view
 
 
-def _ring(request: Request, id: uuid.UUID) -> None:
-    wake_worker(request.app.state.bells["publish"], "publish.run", id)
+def _wake_publisher(request: Request, id: uuid.UUID) -> None:
+    wake_worker(request.app.state.queues["publish"], "publish.run", id)

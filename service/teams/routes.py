@@ -97,7 +97,7 @@ def set_quotas(id: uuid.UUID, body: NewQuotas, _: Admin, session: SessionDep, re
 
 
 @router.post("/people/{id}/team")
-def move(id: uuid.UUID, body: Membership, who: Admin, session: SessionDep) -> PersonView:
+def move(id: uuid.UUID, body: Membership, principal: Admin, session: SessionDep) -> PersonView:
     """Put a person into a team, or into none. What they registered in a team stays with it.
 
     An admin who invited the person lately leaves that to another one: they could have the person's key.
@@ -110,7 +110,7 @@ def move(id: uuid.UUID, body: Membership, who: Admin, session: SessionDep) -> Pe
     if moved is None:
         raise NotFound("There is no such person.")
     if body.team is not None:
-        require_independent(session, id, who.id)
+        require_independent(session, id, principal.id)
     if body.datasets and body.team is not None:
         alone = (Dataset.owner_id == id, Dataset.team_id.is_(None))
         session.execute(update(Dataset).where(*alone).values(team_id=body.team))

@@ -106,7 +106,7 @@ def test_a_seal_cut_off_before_the_parts_were_joined_is_finished_by_saying_it_ag
     content = os.urandom(10)
     id = house.register(house.curator)["id"]
     house.upload(house.curator, id, content)
-    inbox = house.app.state.inbox
+    inbox = house.app.state.uploads
     with monkeypatch.context() as cut:
         cut.setattr(inbox, "complete", _power_cut)
         assert house.seal(house.curator, id, content).status_code == 500
@@ -139,7 +139,7 @@ def test_an_upload_the_store_gave_up_can_begin_again(house):
     id = house.register(house.curator)["id"]
     house.upload(house.curator, id, content)
     [(key, upload)] = house.sql("SELECT object_key, upload_id FROM datasets WHERE id = %s", id)
-    house.app.state.inbox.abandon(key, upload)
+    house.app.state.uploads.abandon(key, upload)
     gone = house.seal(house.curator, id, content)
     assert (gone.status_code, gone.json()["slug"]) == (409, "upload-gone")
     assert house.curator.get(f"/v1/datasets/{id}/upload").json()["slug"] == "upload-gone"
@@ -237,7 +237,7 @@ def test_deleting_while_uploading_gives_up_the_upload(house):
     assert house.curator.delete(f"/v1/datasets/{id}").status_code == 202  # safe to repeat
     [(key, upload)] = house.sql("SELECT object_key, upload_id FROM datasets WHERE id = %s", id)
     with pytest.raises(UploadGone):
-        house.app.state.inbox.complete(key, upload, [])
+        house.app.state.uploads.complete(key, upload, [])
 
 
 def test_a_deleted_dataset_says_so_to_its_owner_and_admins_and_nothing_can_be_done_with_it(house):
@@ -356,7 +356,7 @@ def test_a_lost_store_is_named_and_leaves_the_dataset_as_it_was(house, monkeypat
     far = s3.client(
         endpoint="http://127.0.0.1:9", region="us-east-1", access_key="a", secret_key="b", attempts=1
     )
-    monkeypatch.setattr(house.app.state.inbox, "_client", far)
+    monkeypatch.setattr(house.app.state.uploads, "_client", far)
     answer = house.begin(house.curator, id)
     assert (answer.status_code, answer.json()["slug"], answer.headers["retry-after"]) == (
         503,
@@ -453,7 +453,7 @@ def test_parts_under_two_keys_do_not_make_one_file(house):
     assert house.begin(house.curator, id, other).json()["arrived"] == []
     assert house.sql("SELECT wrapped_key FROM datasets WHERE id = %s", id) == [(other,)]
     with pytest.raises(UploadGone):
-        house.app.state.inbox.parts(key, before)
+        house.app.state.uploads.parts(key, before)
 
 
 def test_deleting_a_dataset_destroys_its_key(house):

@@ -27,10 +27,8 @@ def named() -> dict[str, str]:
 
     def below(kind):
         for each in kind.__subclasses__():
-            # What is wrong with a downloaded release is no answer of the service.
-            if each.__module__.split(".")[0] in ("core", "service", "privacy") and (
-                each.__module__ != "sluice.release.attest"
-            ):
+            # Problems of the client and of a downloaded release are no answers of the service.
+            if each.__module__.startswith(("core.", "service.", "sluice.privacy.", "sluice.methods.")):
                 yield each
                 yield from below(each)
 

@@ -402,7 +402,7 @@ def test_a_lost_doorbell_does_not_lose_the_job(house, monkeypatch):
     def broken(*_, **__):
         raise OperationalError("no queue")
 
-    monkeypatch.setattr(house.app.state.bells["train"], "send_task", broken)
+    monkeypatch.setattr(house.app.state.queues["train"], "send_task", broken)
     answer = house.job(house.curator, dataset["id"])
     assert answer.status_code == 202
     assert house.balance(dataset["account"])["held"] == answer.json()["cost"]

@@ -126,7 +126,7 @@ def test_however_many_ask_whether_it_is_ready_the_servers_are_asked_once(house, 
 
 def test_a_well_known_answer_is_read_once_given_to_all_and_known_by_its_tag(house, monkeypatch):
     monkeypatch.setattr(Refreshed, "FRESH_SECONDS", 60)
-    known = house.app.state.known_keys
+    known = house.app.state.signing_keys
     reads, load = [], known._load
     monkeypatch.setattr(known, "_load", lambda: (reads.append(1), load())[1])
     known._read = None
@@ -141,13 +141,13 @@ def test_a_well_known_answer_outlives_a_database_that_does_not_answer(house, mon
     monkeypatch.setattr(Refreshed, "FRESH_SECONDS", 0)
     before = house.anonymous.get(KEYS)
     go = threading.Event()
-    monkeypatch.setattr(house.app.state.known_keys, "_load", lambda: go.wait(60))
+    monkeypatch.setattr(house.app.state.signing_keys, "_load", lambda: go.wait(60))
     try:
         assert house.anonymous.get(KEYS).text == before.text
     finally:
         go.set()
-        wait_until(lambda: house.app.state.known_keys._reading is None)
-        house.app.state.known_keys._read = None
+        wait_until(lambda: house.app.state.signing_keys._reading is None)
+        house.app.state.signing_keys._read = None
 
 
 def test_one_person_has_so_many_streams(house, monkeypatch):

@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route, WebSocketRoute
 
 from service.app import create_app
-from service.auth import OPEN, authenticated
+from service.auth import OPEN, current_principal
 from tests.service.house import BUDGET, IMAGES, PLAN, House
 
 # Each row: what an analyst, a curator of another team, an admin and the owner are told, in this order.
@@ -321,7 +321,7 @@ async def _leak(*_: object) -> PlainTextResponse:
     return PlainTextResponse("leak")
 
 
-def _anyone_known(_: Annotated[object, Depends(authenticated)]) -> None: ...
+def _anyone_known(_: Annotated[object, Depends(current_principal)]) -> None: ...
 
 
 def _bare() -> APIRouter:

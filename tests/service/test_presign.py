@@ -207,7 +207,7 @@ def send(house, id, number, content):
 def next_second(house, id, number):
     """Waits until the store's clock tells another second than that of the last part of this number."""
     key, upload = key_of(house, id)
-    client = house.app.state.inbox._client
+    client = house.app.state.uploads._client
     listed = client.list_parts(Bucket="sluice-private", Key=key, UploadId=upload)["Parts"]
     last = max(part["LastModified"] for part in listed if part["PartNumber"] == number)
     while datetime.now(UTC) < last + timedelta(seconds=1):
@@ -262,7 +262,7 @@ def test_parts_that_differ_and_cannot_be_told_apart_are_sent_again(house, reader
 
 def same_second(house, monkeypatch):
     """Has the store say that all parts arrived in the same second, as they do on a fast machine."""
-    client = house.app.state.inbox._client
+    client = house.app.state.uploads._client
     listed = client.list_parts
 
     def list_parts(**asked):

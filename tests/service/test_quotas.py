@@ -73,7 +73,7 @@ def test_where_bytes_are_limited_an_address_takes_what_was_declared_and_no_more(
 
 
 def test_lengths_of_all_parts_follow_from_the_size(house):
-    sign = house.app.state.inbox.sign_part
+    sign = house.app.state.uploads.sign_part
     urls = [sign("k", "u", number, size=2 * PART_BYTES + 5) for number in (1, 2, 3)]
     assert all("content-length" in url for url in urls)
     assert "content-length" not in sign("k", "u", 1)

@@ -456,7 +456,7 @@ def test_a_bundle_built_anew_is_another_one_to_review(house, job):
 
 def test_a_link_expires(house, shelved, monkeypatch):
     monkeypatch.setattr("core.stores.public.SIGNED_SECONDS", 1)
-    url = house.app.state.shelf.sign_download(shelved[1])
+    url = house.app.state.downloads.sign_download(shelved[1])
     assert "X-Amz-Expires=1&" in url
     until = time.monotonic() + 10
     while httpx.get(url).status_code == 200 and time.monotonic() < until:

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from core.errors import Problem
 from core.tables import Reply
-from service.auth import Who
+from service.auth import Principal
 
 IdempotencyKey = Annotated[
     str | None,
@@ -29,8 +29,13 @@ class KeyReused(Problem):
     status, slug, title = 422, "idempotency-key-reused", "This key was used for another request"
 
 
-def once(
-    session: Session, who: Who, key: str | None, body: BaseModel, view: type[V], make: Callable[[], V]
+def run_idempotent(
+    session: Session,
+    principal: Principal,
+    key: str | None,
+    body: BaseModel,
+    view: type[V],
+    make: Callable[[], V],
 ) -> V:
     """Makes the answer and remembers it in the same transaction, or gives the one remembered.
 
@@ -38,15 +43,17 @@ def once(
     """
     if key is not None:
         first = (
-            insert(Reply).values(person_id=who.id, key=key, request=_digest(body)).on_conflict_do_nothing()
+            insert(Reply)
+            .values(person_id=principal.id, key=key, request=_digest(body))
+            .on_conflict_do_nothing()
         )
         if session.execute(first.returning(Reply.key)).one_or_none() is None:
-            told = remembered(session, who, key, body, view)
+            told = stored_reply(session, principal, key, body, view)
             if told is not None:
                 return told
     answer = make()
     if key is not None:
-        mine = (Reply.person_id == who.id, Reply.key == key)
+        mine = (Reply.person_id == principal.id, Reply.key == key)
         values = {"status": 200, "body": answer.model_dump(mode="json")}
         # As stored: PostgreSQL orders the names in an object, and the first answer is to equal the others.
         kept = session.execute(update(Reply).where(*mine).values(values).returning(Reply.body))
@@ -55,9 +62,11 @@ def once(
     return answer
 
 
-def remembered(session: Session, who: Who, key: str | None, body: BaseModel, view: type[V]) -> V | None:
+def stored_reply(
+    session: Session, principal: Principal, key: str | None, body: BaseModel, view: type[V]
+) -> V | None:
     """The answer already given to this key, before any work is done for it again."""
-    mine = (Reply.person_id == who.id, Reply.key == key)
+    mine = (Reply.person_id == principal.id, Reply.key == key)
     found = session.execute(select(Reply.request, Reply.body).where(*mine)).one_or_none()
     if found is None:
         return None
