@@ -1,4 +1,4 @@
-"""Health of a worker's container: has a process of this role shown a sign of life here? `alive.py ROLE`."""
+"""Health check of a worker's container: does this host have a recent heartbeat of the role? `alive.py ROLE`."""
 
 import sys
 
@@ -11,17 +11,17 @@ from core.tables import Heartbeat
 
 
 def main(role: str) -> None:
-    settings = load(SweepSettings)  # the part of every worker's settings that this needs
-    here = part_name(role).rpartition("/")[0] + "/"  # role and host; the process has another number
+    settings = load(SweepSettings)  # every worker has the settings that the sweeper needs
+    here = part_name(role).rpartition("/")[0] + "/"  # role and host, without the process id
     engine = connect(str(settings.database_url), pool_size=1)
-    lately = select(Heartbeat.name).where(
+    recent = select(Heartbeat.name).where(
         Heartbeat.name.startswith(here, autoescape=True), Heartbeat.seen_at > func.now() - ALIVE
     )
     with engine.connect() as connection:
-        seen = connection.scalar(lately.limit(1))
+        heartbeat = connection.scalar(recent.limit(1))
     engine.dispose()
-    if seen is None:
-        sys.exit(f"no sign of life from {here}")
+    if heartbeat is None:
+        sys.exit(f"no recent heartbeat from {here}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the certificates of the servers in docker-compose.yml, and a certificate authority that vouches for them.
+# Creates a certificate authority and the certificates of the servers in docker-compose.yml, signed by it.
 # docker/secrets.sh calls it. Run it alone to renew the certificates of a running site, then restart the containers:
 #   sh docker/certificates.sh [SECRETS]
 set -eu
@@ -7,14 +7,14 @@ umask 077
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 secrets=${1:-$here/../secrets}
 days=3650
-command -v openssl >/dev/null || { echo "openssl is needed to make certificates, and was not found" >&2; exit 1; }
+command -v openssl >/dev/null || { echo "openssl was not found; it is needed to create certificates" >&2; exit 1; }
 new=$(mktemp -d "$secrets/.certificates.XXXXXX")
 trap 'rm -rf "$new"' EXIT
 
 key() { openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out "$new/$1.key" 2>/dev/null; }
 request() { openssl req -new -key "$new/$1.key" -subj "/CN=$2" -out "$new/$1.csr"; }
 
-certificate() { # server, the names it is reached under, what its key may be used for
+certificate() { # server, its DNS names, extended key usage
     key "$1"
     request "$1" "$1"
     cat >"$new/$1.ext" <<EOF
@@ -42,10 +42,11 @@ openssl x509 -req -in "$new/ca.csr" -extfile "$new/ca.ext" -signkey "$new/ca.key
 
 certificate postgres DNS:postgres serverAuth
 certificate valkey DNS:valkey serverAuth
-# The parts of SeaweedFS also show this certificate to each other, and accept no other server's.
+# The parts of SeaweedFS also use this certificate as clients of each other, and accept no other.
 certificate s3 DNS:s3 serverAuth,clientAuth
 
-# Without the authority's key nobody can make a certificate that the containers would trust; renewing makes a new one.
+# The authority's key is deleted, so nobody can sign another certificate that the containers trust. Renewing creates
+# a new authority.
 rm "$new/ca.key" "$new/ca.csr" "$new/ca.ext"
 if [ "$(id -u)" = 0 ]; then chown "$(stat -c %u:%g "$secrets")" "$new"/*; fi
 mv "$new"/* "$secrets"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Asks the registries what the tags of the images that others make stand for today, and writes those digests into
-# docker-compose.yml and the Dockerfiles. An update is a change of these lines:   sh docker/pin.sh && git diff
+# Asks the registries for the current digests of the tags of third-party images and writes them into
+# docker-compose.yml and the Dockerfiles:   sh docker/pin.sh && git diff
 set -eu
 cd "$(dirname "$0")/.."
 files="docker-compose.yml docker/service.Dockerfile docker/worker.Dockerfile"

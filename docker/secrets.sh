@@ -1,17 +1,17 @@
 #!/bin/sh
-# Makes what docker-compose.yml mounts: one file per secret, for each role its own, and the data directories.
+# Creates what docker-compose.yml mounts: one file per secret and role, and the data directories.
 # Run it once, as the user who runs `docker compose`:   sh docker/secrets.sh [SECRETS [DATA]]
 set -eu
 umask 077
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 secrets=${1:-$here/../secrets}
 data=${2:-$here/../data}
-# Files keep their owner inside a container, so the containers run as the owner: us, or 10001 when we are root.
+# Files keep their owner inside a container, so the containers run as that owner: this user, or 10001 for root.
 uid=$(id -u) gid=$(id -g)
 if [ "$uid" = 0 ]; then uid=10001 gid=10001; fi
 
 if [ -e "$secrets" ]; then
-    echo "$secrets exists and is kept. docs/deploy.md says how to make new secrets." >&2
+    echo "$secrets exists; it was not changed. docs/deploy.md says how to make new secrets." >&2
     exit 1
 fi
 new=$(mktemp -d "$secrets.XXXXXX")
@@ -20,7 +20,7 @@ trap 'rm -rf "$new"' EXIT
 random() { od -An -v -N"$1" -tx1 /dev/urandom | tr -d ' \n'; }
 put() { printf '%s' "$2" >"$new/$1"; }
 
-# Every server has a certificate, and every client asks for one that this authority signed.
+# Every server has a certificate of this authority, and every client verifies it.
 sh "$here/certificates.sh" "$new"
 ca=/etc/sluice/ca.crt
 
@@ -35,9 +35,9 @@ for role in service train publish sweep; do
     put "${role}_database_url" "postgresql://sluice_$role:$password@$database"
 done
 
-# Valkey: who rings may add to a queue, who works may also take from its own. Keys are prefixed by the queue.
-ring='-@all +ping +hello +client|setinfo +multi +exec +sadd +smembers +exists +llen +lpush'
-work="$ring +rpush +rpop +brpop +watch +unwatch +discard +hset +hget +hdel +zadd +zrem +zrange"
+# Valkey: senders may add to a queue, workers may also take from their own queue. Keys are prefixed by the queue.
+send='-@all +ping +hello +client|setinfo +multi +exec +sadd +smembers +exists +llen +lpush'
+work="$send +rpush +rpop +brpop +watch +unwatch +discard +hset +hget +hdel +zadd +zrem +zrange"
 work="$work +zrevrangebyscore +set +get +del +evalsha +script|load"
 acl() { # role, keys, commands
     password=$(random 24)
@@ -45,12 +45,12 @@ acl() { # role, keys, commands
     echo "user $1 on >$password resetchannels $2 $3" >>"$new/valkey_users.acl"
 }
 echo 'user default off' >"$new/valkey_users.acl"
-acl service '~train:* ~publish:*' "$ring"
-acl sweep '~train:* ~publish:*' "$ring"
+acl service '~train:* ~publish:*' "$send"
+acl sweep '~train:* ~publish:*' "$send"
 acl train '~train:*' "$work"
 acl publish '~publish:*' "$work"
 
-# S3: one identity per role, with no right but what its policy says.
+# S3: one identity per role, with only the rights of its policy.
 identities='' policies=''
 for role in service train publish sweep; do
     access=AK$(random 9 | tr a-f A-F) secret=$(random 24)
@@ -63,7 +63,7 @@ for role in service train publish sweep; do
 done
 put s3_identities.json "{\"identities\": [$identities], \"policies\": [$policies]}"
 
-# The parts of SeaweedFS talk to each other only with the certificate of this container and tokens made with these keys.
+# The parts of SeaweedFS authenticate to each other by this container's certificate and tokens made with these keys.
 {
     printf '[grpc]\nca = "%s"\n' "$ca"
     for part in master volume filer s3 admin worker client; do
@@ -74,11 +74,12 @@ put s3_identities.json "{\"identities\": [$identities], \"policies\": [$policies
     done
 } >"$new/s3_security.toml"
 
-# What records are fingerprinted with. Losing it means that no known record is recognised again.
+# The key of the records' fingerprints. If it is lost, no known record is recognised again.
 put train_fingerprint_key "$(head -c 32 /dev/urandom | base64)"
 
-# What uploads are encrypted for: the service has the public half, train the private one. What synthesizers are
-# encrypted for: train has the public half, publish the private one. Without them, what is stored cannot be opened.
+# Uploads are encrypted for the first pair: the service has the public key, train the private one. Synthesizers are
+# encrypted for the second: train has the public key, publish the private one. Without the private keys stored data
+# cannot be decrypted.
 rsa_pair() { # file of the private key, of the public one
     openssl genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:3072 -out "$new/$1" 2>/dev/null
     openssl pkey -in "$new/$1" -pubout -out "$new/$2"
@@ -86,7 +87,7 @@ rsa_pair() { # file of the private key, of the public one
 rsa_pair train_upload_key service_upload_public_key
 rsa_pair publish_synthesizer_key train_synthesizer_public_key
 
-# What the publisher signs releases with.
+# The publisher signs releases with this key.
 put publish_signing_key "$(head -c 32 /dev/urandom | base64)"
 
 mkdir -p "$data/postgres" "$data/seaweedfs"

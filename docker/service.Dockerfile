@@ -4,7 +4,7 @@ FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/sluice
 WORKDIR /src
-# What is not the file that was locked is not installed; nothing is resolved, and nothing is built but our own code.
+# Only files with a locked hash are installed, without resolving; only our own code is built.
 COPY locks/service.txt ./
 RUN /opt/sluice/bin/pip install --require-hashes --no-deps --only-binary :all: -r service.txt
 COPY pyproject.toml README.md LICENSE ./
@@ -20,7 +20,7 @@ COPY --from=build /opt/sluice /opt/sluice
 COPY core /opt/sluice/server/core
 COPY migrations /opt/sluice/server/migrations
 COPY service /opt/sluice/server/service
-# Safe path: a module is never taken from the working directory; the server's are in a directory of their own.
+# PYTHONSAFEPATH: modules are never imported from the working directory. The server packages have their own directory.
 ENV PATH=/opt/sluice/bin:$PATH PYTHONPATH=/opt/sluice/server PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
 WORKDIR /opt/sluice
 USER 10001:10001

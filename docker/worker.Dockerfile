@@ -8,8 +8,8 @@ FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/sluice
 WORKDIR /src
-# What is not the file that was locked is not installed; nothing is resolved, and nothing is built but our own code.
-# torch first and alone, so that another lock does not fetch it again.
+# Only files with a locked hash are installed, without resolving; only our own code is built. torch is installed
+# first and alone, so that a change of the other lock does not download it again.
 COPY locks/torch.txt locks/torch-cpu.txt ./
 ARG TORCH=cuda
 RUN case "$TORCH" in \
@@ -33,11 +33,12 @@ COPY --from=build /opt/sluice /opt/sluice
 COPY core /opt/sluice/server/core
 COPY worker /opt/sluice/server/worker
 COPY docker/alive.py /opt/sluice/alive.py
-# Safe path: a module is never taken from the working directory; the server's are in a directory of their own. USER: torch asks for a name, and the container
-# may run under a uid that has none. NVIDIA_…: what the container toolkit mounts from the host's driver.
+# PYTHONSAFEPATH: modules are never imported from the working directory. The server packages have their own directory.
+# USER: torch asks for a user name, and the container may run under a uid without one. NVIDIA_…: which parts of the
+# host's driver the container toolkit mounts.
 ENV PATH=/opt/sluice/bin:$PATH PYTHONPATH=/opt/sluice/server PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp \
     USER=sluice NVIDIA_DRIVER_CAPABILITIES=compute,utility
 WORKDIR /opt/sluice
 USER 10001:10001
-# No default that would fit every role: name one of worker.train, worker.publish, worker.sweep.
-CMD ["python", "-c", "raise SystemExit('say which: python -m worker.train, worker.publish or worker.sweep')"]
+# There is no default role.
+CMD ["python", "-c", "raise SystemExit('choose a command: python -m worker.train, worker.publish or worker.sweep')"]
