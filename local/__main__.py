@@ -136,12 +136,13 @@ def check() -> None:
 @app.command("test", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def run_tests(
     context: typer.Context,
-    long: Annotated[bool, typer.Option("--long", help="Also the tests that run on request.")] = False,
+    long: Annotated[bool, typer.Option("--long", help="Also run the tests marked long.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Run only the tests that need no server.")] = False,
 ) -> None:
-    """Run the static checks and all tests on this checkout; further arguments go to pytest."""
+    """Run the static checks and all tests of this checkout; further arguments go to pytest."""
     from local import checks
 
-    raise typer.Exit(checks.test(context.args, long=long))
+    raise typer.Exit(checks.test(context.args, long=long, fast=fast))
 
 
 if __name__ == "__main__":

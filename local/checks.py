@@ -1,4 +1,4 @@
-"""`sluice check` and `sluice test`: what a reviewer runs, for those who have a checkout."""
+"""`sluice check` and `sluice test`: static checks and tests of a checkout."""
 
 import os
 import subprocess
@@ -8,9 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from sluice.client.problems import CannotRun
-
 console = Console(highlight=False)
+_ROOT = Path(__file__).resolve().parent.parent
 _STATIC = {
     "lint": ["ruff", "check"],
     "format": ["ruff", "format", "--check"],
@@ -20,26 +19,48 @@ _STATIC = {
 
 
 def check() -> int:
-    failed = [name for name, command in _STATIC.items() if _run(command)]
-    console.print(f"[red]failed: {', '.join(failed)}[/red]" if failed else "[green]checks passed[/green]")
+    return _finish(_start_static())
+
+
+def test(arguments: list[str], *, long: bool, fast: bool) -> int:
+    """Runs pytest on all cores unless the caller chose otherwise, and beside it the static checks.
+
+    With arguments for pytest, the static checks are left out.
+    """
+    marks = [f"not {mark}" for mark, skipped in (("long", not long), ("server", fast)) if skipped]
+    command = [sys.executable, "-m", "pytest", "-m", " and ".join(marks)]
+    if not any(argument.startswith(("-n", "--pdb")) for argument in arguments):
+        # By file, since tests of one file share fixtures. tests/conftest.py puts long files first.
+        command += ["-n", str(min(os.cpu_count() or 1, 8)), "--dist", "loadfile", "--no-loadscope-reorder"]
+    static = {} if arguments else _start_static()
+    tests = subprocess.run([*command, *arguments], cwd=_ROOT, check=False).returncode
+    return _finish(static) or tests
+
+
+def _start_static() -> dict[str, subprocess.Popen[str]]:
+    scripts = Path(sysconfig.get_path("scripts"))
+    return {
+        name: subprocess.Popen(
+            [str(scripts / tool), *options],
+            cwd=_ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for name, (tool, *options) in _STATIC.items()
+    }
+
+
+def _finish(started: dict[str, subprocess.Popen[str]]) -> int:
+    """Waits for static checks and prints what they found; 1 if any failed."""
+    failed = []
+    for name, process in started.items():
+        output = process.communicate()[0]
+        if process.returncode:
+            failed.append(name)
+            console.print(f"[red]{name} failed[/red]")
+            console.print(output, markup=False)
+    if started:
+        passed = f"[green]checks passed: {', '.join(started)}[/green]"
+        console.print(f"[red]checks failed: {', '.join(failed)}[/red]" if failed else passed)
     return 1 if failed else 0
-
-
-def test(arguments: list[str], *, long: bool) -> int:
-    """Parallel unless the caller says otherwise; one stack serves the whole run."""
-    marks = [] if long else ["-m", "not long"]
-    alone = any(a.startswith(("-n", "--pdb")) for a in arguments)
-    # By file: the tests of one file share servers that are theirs alone. Long files come first.
-    workers = ["-n", str(min(os.cpu_count() or 1, 8)), "--dist", "loadfile", "--no-loadscope-reorder"]
-    static = 0 if arguments else check()
-    return _run([sys.executable, "-m", "pytest", *([] if alone else workers), *marks, *arguments]) or static
-
-
-def _run(command: list[str]) -> int:
-    root = Path(__file__).resolve().parent.parent
-    if not (root / "pyproject.toml").exists():
-        raise CannotRun("check and test need a checkout: clone the repository and run ./sluice there")
-    tool = Path(sysconfig.get_path("scripts")) / command[0]
-    return subprocess.run(
-        [str(tool) if tool.exists() else command[0], *command[1:]], cwd=root, check=False
-    ).returncode

@@ -1,11 +1,8 @@
-"""One real stack per run: the controller starts PostgreSQL, Valkey and SeaweedFS, every worker uses them."""
+"""Fixtures of all tests: real servers, started when a test first asks for them, one set for the whole run."""
 
-import json
 import os
-import shutil
 import socket
 import sys
-import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -23,17 +20,25 @@ from sqlalchemy import Engine
 
 from core.database import connect
 from core.settings import ServiceSettings
-from local.stack import Stack
+from tests import stack
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
 
-_run: dict[str, Any] = {}  # the stack this process started, if any
+# A test is marked "server" if it uses one of these fixtures, lies in tests/e2e, or carries the mark itself.
+SERVER_FIXTURES = {"servers", "place", "seaweedfs", "valkey"}
+# Files that take longest, in this order: started last, one of them would keep a core waiting for the other.
+LONG_FILES = (
+    "worker/test_jobs.py", "e2e/test_up.py", "e2e/test_jobs.py", "service/test_fuzz.py",
+    "worker/test_publish.py", "core/test_ledger_machine.py", "e2e/", "privacy/test_cost.py",
+)  # fmt: skip
+
+_run: list[stack.Run] = []  # in the pytest process that the user started, its run
 
 
 @dataclass(frozen=True)
 class Servers:
-    """What a test may know of the shared servers: the environment of each role, and the owner's keys."""
+    """Addresses of the shared servers, the environment of each role, and the credentials of the owner."""
 
     environments: dict[str, dict[str, str]]
     owner_url: str
@@ -41,84 +46,73 @@ class Servers:
     s3_identities: dict[str, dict[str, str]]
 
 
-def _start() -> str:
-    memory = Path("/dev/shm")  # a run needs no disk that survives it
-    at = memory if memory.is_dir() and shutil.disk_usage(memory).free > 2 << 30 else None
-    place = Path(tempfile.mkdtemp(prefix="sluice-test-", dir=at))
-    stack = Stack(place / "data", durable=False, witness=place / "witness")
-    _run["stack"] = stack
-    stack.start_servers()
-    stack.prepare()
-    return json.dumps(
-        [
-            {role: stack.environment(role) for role in ("service", "train", "publish", "sweep")},
-            stack.owner_url,
-            stack.s3_endpoint,
-            stack.state["s3"],
-        ]
-    )
-
-
-# Files that take minutes, the longest first: begun last, one of them would keep a core waiting for the other.
-LONG_FILES = (
-    "worker/test_jobs.py", "e2e/test_up.py", "e2e/test_jobs.py", "service/test_fuzz.py",
-    "worker/test_publish.py", "core/test_ledger_machine.py", "e2e/", "privacy/test_cost.py",
-)  # fmt: skip
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def turn(item: pytest.Item) -> int:
-        path = item.path.relative_to(ROOT / "tests").as_posix()
-        return next((i for i, name in enumerate(LONG_FILES) if path.startswith(name)), len(LONG_FILES))
-
-    items.sort(key=turn)
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        _run.append(stack.Run())
+        # Before torch is imported, and for every process that a test starts: tests run on all cores already.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure_node(node: Any) -> None:
-    """In the controller of a parallel run, once for each worker it starts."""
-    if "servers" not in _run:
-        _run["servers"] = _start()
-    node.workerinput["servers"] = _run["servers"]
+    """Called by pytest-xdist in the controller for every worker that it starts."""
+    node.workerinput["run_directory"] = str(_run[0].directory)
+
+
+def pytest_unconfigure() -> None:
+    while _run:
+        _run.pop().end()
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by mark
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        path = item.path.relative_to(ROOT / "tests").as_posix()
+        return next((i for i, name in enumerate(LONG_FILES) if path.startswith(name)), len(LONG_FILES))
+
+    items.sort(key=rank)
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if SERVER_FIXTURES & fixtures or ROOT / "tests/e2e" in item.path.parents:
+            item.add_marker("server")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """In the controller: a failure is told when it happens, so that a run that is cut off still says why."""
-    if report.failed and "stack" in _run:
+    """In the controller of a parallel run: prints a failure when it happens, in case the run is cut off."""
+    if report.failed and hasattr(report, "node"):
         sys.stdout.write(f"\n{report.nodeid} failed in {report.when}\n{report.longreprtext}\n\n")
         sys.stdout.flush()
 
 
-def pytest_unconfigure() -> None:
-    stack = _run.pop("stack", None)
-    if stack:
-        stack.stop()
-        shutil.rmtree(stack.data.parent, ignore_errors=True)
-
-
 @pytest.fixture(scope="session")
 def servers(request: pytest.FixtureRequest) -> Servers:
-    handed = getattr(request.config, "workerinput", {}).get("servers")
-    return Servers(*json.loads(handed or _start()))
+    workerinput = getattr(request.config, "workerinput", None)
+    directory = Path(workerinput["run_directory"]) if workerinput else _run[0].directory
+    return Servers(**stack.addresses(directory))
 
 
-@pytest.fixture
-def database(servers: Servers) -> Iterator[Callable[[str], str]]:
-    """A database of the test's own, a copy of the migrated one; gives its URL for a role, or for 'owner'."""
+@contextmanager
+def new_database(servers: Servers) -> Iterator[Callable[[str], str]]:
+    """A copy of the migrated database; yields a function from a role, or 'owner', to its URL."""
     name = f"t_{uuid.uuid4().hex}"
     with psycopg.connect(servers.owner_url.rsplit("/", 1)[0] + "/postgres", autocommit=True) as admin:
-        admin.execute("SELECT pg_advisory_lock(1)")  # a template is copied by one at a time
+        admin.execute("SELECT pg_advisory_lock(1)")  # PostgreSQL copies a template for one client at a time
         admin.execute(f"CREATE DATABASE {name} TEMPLATE sluice")
         admin.execute("SELECT pg_advisory_unlock(1)")
 
         def url(role: str) -> str:
-            whole = (
-                servers.owner_url if role == "owner" else servers.environments[role]["SLUICE_DATABASE_URL"]
-            )
-            return whole.rsplit("/", 1)[0] + f"/{name}"
+            environment = servers.environments.get(role, {"SLUICE_DATABASE_URL": servers.owner_url})
+            return environment["SLUICE_DATABASE_URL"].rsplit("/", 1)[0] + f"/{name}"
 
         yield url
         admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def database(servers: Servers) -> Iterator[Callable[[str], str]]:
+    """A database for one test. Modules whose tests do not disturb each other override it for all of them."""
+    with new_database(servers) as url:
+        yield url
 
 
 @pytest.fixture

@@ -28,7 +28,8 @@ from sluice.methods import PLANS, Target, plan_from_dict
 from sluice.privacy.accountant import Accountant
 from sluice.privacy.relation import Relation
 from sluice.release.balance import GENESIS, digest
-from tests.e2e.serving import Site, api_processes, own_database
+from tests.conftest import new_database
+from tests.e2e.serving import Site, api_processes
 
 PLAN = {"kind": "dpgan", "sampling_prob": 1.0, "steps": 3, "noise_multiplier": 20.0}
 ENOUGH = 10**9
@@ -39,7 +40,7 @@ def service(servers, tmp_path_factory):
     """One service for all tests here; each has people and accounts of its own."""
     directory = tmp_path_factory.mktemp("service")
     with (
-        own_database(servers) as database,
+        new_database(servers) as database,
         api_processes(1, directory, servers.environments["service"], database) as ([url], _),
     ):
         site = Site(database)

@@ -9,6 +9,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 import core.database
+from tests.conftest import new_database
 
 ACCOUNT = """INSERT INTO accounts (id, relation, epsilon, delta, renyi_order, capacity, head)
              VALUES (%s, 'add_remove', 8, 1e-5, 4, 0, decode(repeat('00', 32), 'hex'))"""
@@ -18,7 +19,7 @@ ENTRY = """INSERT INTO entries
            SELECT id, moves + {number}, '{kind}', {cost}, {job}, {terms}, 'someone', 'first', now(), head,
                decode(repeat(lpad((moves + 1)::text, 2, '0'), 32), 'hex') FROM accounts WHERE id = %s"""
 TERMS = """'{{"relation": "add_remove", "epsilon": {epsilon}, "delta": 1e-5, "order": 4}}'"""
-PERSON = "INSERT INTO people (id, name, role) VALUES (%s, 'someone', 'curator')"
+PERSON = "INSERT INTO people (id, name, role) VALUES (%s, gen_random_uuid()::text, 'curator')"
 REPLY = "INSERT INTO replies (person_id, key, request) VALUES (%s, 'k', decode(repeat('03', 32), 'hex'))"
 
 ADD = {"SELECT", "INSERT"}
@@ -155,6 +156,13 @@ def entry(kind, cost, *, epsilon=8, number=1, job="NULL"):
     """A statement that adds the next row of an account, as anybody who may insert one could write it."""
     terms = TERMS.format(epsilon=epsilon) if kind == "grant" else "NULL"
     return ENTRY.format(kind=kind, cost=cost, number=number, job=job, terms=terms)
+
+
+@pytest.fixture(scope="module")
+def database(servers):
+    """One for all tests here: each works on accounts of its own."""
+    with new_database(servers) as url:
+        yield url
 
 
 @pytest.fixture
@@ -393,13 +401,15 @@ def test_the_locks_of_a_frozen_process_last_half_a_minute(database):
     assert shown == "30s"
 
 
-def test_migrating_twice_changes_nothing_and_a_newer_database_is_refused(database, owner):
+def test_migrating_twice_changes_nothing_and_a_newer_database_is_refused(servers):
     from migrations import DatabaseIsNewer, migrate
 
-    migrate(database("owner"), {})
-    owner.execute("UPDATE alembic_version SET version_num = 'from-the-future'")
-    with pytest.raises(DatabaseIsNewer, match="from-the-future"):
+    with new_database(servers) as database:
         migrate(database("owner"), {})
+        with psycopg.connect(database("owner")) as owner:
+            owner.execute("UPDATE alembic_version SET version_num = 'from-the-future'")
+        with pytest.raises(DatabaseIsNewer, match="from-the-future"):
+            migrate(database("owner"), {})
 
 
 def test_the_models_describe_the_tables_that_migrations_make(database):

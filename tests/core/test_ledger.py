@@ -6,6 +6,7 @@ import random
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import timedelta
 
 import psycopg
@@ -24,14 +25,35 @@ from sluice.privacy.account import capacity, default_order
 from sluice.privacy.events import PoissonGaussian, Query
 from sluice.privacy.relation import Relation
 from sluice.release.balance import GENESIS, Broken, digest
+from tests.conftest import new_database
 from tests.core.ledgers import DELTA, MOVE, ORDER, READINGS, Books, closed_cost, gaussian
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def database(servers):
+    """One for all tests here: each works on accounts of its own."""
+    with new_database(servers) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
 def books(database):
-    books = Books(database)
-    yield books
-    books.close()
+    with closing(Books(database)) as books:
+        yield books
+
+
+@pytest.fixture
+def crowd(database):
+    """Books of one test alone, which chooses how many connections it opens."""
+    with closing(Books(database)) as books:
+        yield books
+
+
+@pytest.fixture(scope="module")
+def unguarded(servers):
+    """Books over a database of which `victim` takes all guards away."""
+    with new_database(servers) as url, closing(Books(url)) as books:
+        yield books
 
 
 def balance(account):
@@ -376,17 +398,17 @@ def noise_for(room, count):
     return noise
 
 
-def test_two_hundred_jobs_race_for_room_for_ten_and_ten_win(books):
-    books.engine(pool_size=40)
-    for _ in range(3):
-        account = books.account()
+def test_two_hundred_jobs_race_for_room_for_ten_and_ten_win(crowd):
+    crowd.engine(pool_size=40)
+    for _ in range(2):
+        account = crowd.account()
         noise = noise_for(account.capacity, 10)
 
         def five(_, account=account, noise=noise):
             lefts = []
             for _ in range(5):
                 try:
-                    books.reserve(account, noise)
+                    crowd.reserve(account, noise)
                 except ledger.BudgetExceeded as refused:
                     lefts.append(refused.fields["left"]["cost"])
             return lefts
@@ -394,22 +416,22 @@ def test_two_hundred_jobs_race_for_room_for_ten_and_ten_win(books):
         refusals = [left for part in at_once(40, five) for left in part]
         assert len(refusals) == 190
         assert max(refusals) < closed_cost(noise)
-        assert balance(books.now(account)) == (account.capacity, 10 * closed_cost(noise), 0, 11)
-        assert books.broken(account) is None
+        assert balance(crowd.now(account)) == (account.capacity, 10 * closed_cost(noise), 0, 11)
+        assert crowd.broken(account) is None
 
 
-def test_jobs_of_all_sizes_race_and_whatever_still_fits_is_let_in(books):
-    books.engine(pool_size=40)
+def test_jobs_of_all_sizes_race_and_whatever_still_fits_is_let_in(crowd):
+    crowd.engine(pool_size=40)
     pick = random.Random(4)
-    for _ in range(3):
-        account = books.account()
+    for _ in range(2):
+        account = crowd.account()
         noises = [pick.uniform(1.5, 12.0) for _ in range(200)]
 
         def five(number, account=account, noises=noises):
             won, lost = [], []
             for noise in noises[number::40]:
                 try:
-                    books.reserve(account, noise)
+                    crowd.reserve(account, noise)
                     won.append(closed_cost(noise))
                 except ledger.BudgetExceeded:
                     lost.append(closed_cost(noise))
@@ -418,11 +440,11 @@ def test_jobs_of_all_sizes_race_and_whatever_still_fits_is_let_in(books):
         results = at_once(40, five)
         won = [cost for part, _ in results for cost in part]
         lost = [cost for _, part in results for cost in part]
-        now = books.now(account)
+        now = crowd.now(account)
         assert len(won) + len(lost) == 200
         assert now.held == sum(won) <= account.capacity
         assert all(cost > now.left for cost in lost), "refused though there was room"
-        assert books.broken(account) is None
+        assert crowd.broken(account) is None
 
 
 @pytest.mark.parametrize("first", ["open", "settle", "void"])
@@ -455,15 +477,15 @@ def test_two_ends_of_one_job_race_and_the_books_still_agree(first, second, books
     assert books.broken(account) is None
 
 
-def test_the_same_job_reserved_by_many_at_once_is_charged_once(books):
-    books.engine(pool_size=20)
-    account = books.account(40.0)
+def test_the_same_job_reserved_by_many_at_once_is_charged_once(crowd):
+    crowd.engine(pool_size=20)
+    account = crowd.account(40.0)
     job = uuid.uuid4()
-    results = at_once(20, lambda _: books.reserve(account, 5.0, job=job))
+    results = at_once(20, lambda _: crowd.reserve(account, 5.0, job=job))
     assert [r for r in results if not isinstance(r, Exception)] == [job]
     assert all(isinstance(r, IntegrityError | uuid.UUID) for r in results)
-    assert books.now(account).held == closed_cost(5.0)
-    assert books.broken(account) is None
+    assert crowd.now(account).held == closed_cost(5.0)
+    assert crowd.broken(account) is None
 
 
 def test_checking_an_account_that_moves_meanwhile_finds_nothing_wrong(books):
@@ -527,9 +549,10 @@ ALTER TABLE accounts DROP CONSTRAINT accounts_signs, DROP CONSTRAINT accounts_wi
 """
 
 
-@pytest.fixture
-def victim(books):
-    """An account with every kind of row, in a database whose superuser took all guards away."""
+@pytest.fixture(scope="module")
+def victim(unguarded):
+    """An account with every kind of row, in a database without guards. Tests roll back what they change."""
+    books = unguarded
     account, other = books.account(), books.account()
     books.raise_budget(account, 9.0)
     for number in range(6):
@@ -613,11 +636,11 @@ def edited(row, pick, other):
     raise AssertionError(column)
 
 
-def test_a_thousand_edits_of_single_fields_are_all_found_in_the_right_row(books, victim):
+def test_a_thousand_edits_of_single_fields_are_all_found_in_the_right_row(unguarded, victim):
     account, other = victim
     pick = random.Random(9)
     found, columns = 0, set()
-    with Session(books.engine("owner"), expire_on_commit=False) as session:
+    with Session(unguarded.engine("owner"), expire_on_commit=False) as session:
         connection = session.connection()
         rows = connection.execute(
             text("SELECT * FROM entries WHERE account_id = :id ORDER BY number"), {"id": account.id}
@@ -649,9 +672,9 @@ def test_a_thousand_edits_of_single_fields_are_all_found_in_the_right_row(books,
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_rows_that_are_taken_out_are_missed_wherever_they_were(count, books, victim):
+def test_rows_that_are_taken_out_are_missed_wherever_they_were(count, unguarded, victim):
     account, _ = victim
-    with Session(books.engine("owner"), expire_on_commit=False) as session:
+    with Session(unguarded.engine("owner"), expire_on_commit=False) as session:
         moves = session.get_one(Account, account.id).moves
         for first in range(1, moves + 1):
             with session.begin_nested() as savepoint:
@@ -667,9 +690,9 @@ def test_rows_that_are_taken_out_are_missed_wherever_they_were(count, books, vic
             savepoint.rollback()
 
 
-def test_rows_that_change_places_are_noticed(books, victim):
+def test_rows_that_change_places_are_noticed(unguarded, victim):
     account, _ = victim
-    with Session(books.engine("owner"), expire_on_commit=False) as session:
+    with Session(unguarded.engine("owner"), expire_on_commit=False) as session:
         moves = session.get_one(Account, account.id).moves
         for a in range(1, moves + 1):
             for b in range(a + 1, moves + 1):
@@ -685,10 +708,10 @@ def test_rows_that_change_places_are_noticed(books, victim):
 
 @pytest.mark.parametrize("linked", [False, True])
 @pytest.mark.parametrize("counted", [False, True])
-def test_a_row_that_is_slipped_in_is_noticed(linked, counted, books, victim):
+def test_a_row_that_is_slipped_in_is_noticed(linked, counted, unguarded, victim):
     """Even one that is linked and hashed as it should be, and counted in the account: the sums tell."""
     account, _ = victim
-    with Session(books.engine("owner"), expire_on_commit=False) as session:
+    with Session(unguarded.engine("owner"), expire_on_commit=False) as session:
         now = session.get_one(Account, account.id)
         *_, last = ledger.rows(session, account.id)
         row = last | {"number": now.moves + 1, "kind": "void", "previous": now.head.hex()}
@@ -749,9 +772,9 @@ def test_a_grant_of_more_than_its_budget_is_found(books):
         "relation = 'replace_one'",
     ],
 )
-def test_an_account_that_was_edited_is_noticed(change, books, victim):
+def test_an_account_that_was_edited_is_noticed(change, unguarded, victim):
     account, _ = victim
-    with Session(books.engine("owner"), expire_on_commit=False) as session:
+    with Session(unguarded.engine("owner"), expire_on_commit=False) as session:
         stale = session.get_one(Account, account.id)
         session.execute(text(f"UPDATE accounts SET {change} WHERE id = :id"), {"id": account.id})
         assert ledger.verify(session, stale) is not None

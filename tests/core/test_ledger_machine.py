@@ -29,7 +29,7 @@ from sluice.privacy.account import capacity
 from sluice.release.balance import fold
 from tests.core.ledgers import DELTA, MOVE, ORDER, READINGS, Books, closed_cost, gaussian
 
-RUNS, MOVES = 200, 50
+MOVES = 50
 NOISES = (10.0, 7.0, 5.0, 4.0, 3.0, 2.5, 2.0, 1.5)  # of a budget of 4.0, from a hundredth to most of it
 EPSILONS = (4.0, 4.25, 4.5, 5.0, 5.5)
 
@@ -234,18 +234,19 @@ class Ledger(RuleBasedStateMachine):
             self.done["whole"] += self.steps >= MOVES
 
 
-def test_long_random_histories_follow_the_model(database):
+@pytest.mark.parametrize("runs", [40, pytest.param(200, marks=pytest.mark.long)])
+def test_long_random_histories_follow_the_model(runs, database):
     done: Counter[str] = Counter()
     books = Books(database, alone=True)
     try:
         eye = books.engine("owner").connect().execution_options(isolation_level="AUTOCOMMIT")
         has = {"books": books, "done": done, "other": books.account(), "eye": eye}
         machine = type("Machine", (Ledger,), has)
-        while done["whole"] < RUNS:  # Hypothesis cuts some histories short: they do not count
+        while done["whole"] < runs:  # Hypothesis cuts some histories short: they do not count
             run_state_machine_as_test(
                 machine,
                 settings=settings(
-                    max_examples=RUNS + 10 - done["whole"], stateful_step_count=MOVES + 1, deadline=None,
+                    max_examples=runs + 10 - done["whole"], stateful_step_count=MOVES + 1, deadline=None,
                     database=None, suppress_health_check=list(HealthCheck),
                 ),
             )  # fmt: skip
@@ -255,5 +256,5 @@ def test_long_random_histories_follow_the_model(database):
     print(done)  # noqa: T201 (shown on request)
     # A machine that only ever did easy things would prove nothing.
     for what in ("reserve", "open", "settle", "void", "raise"):
-        assert min(done[f"{what} done"], done[f"{what} refused"]) >= RUNS / 4, done
-    assert min(done["cancel done"], done["forfeit done"], done["crash"]) >= RUNS / 20, done
+        assert min(done[f"{what} done"], done[f"{what} refused"]) >= runs / 4, done
+    assert min(done["cancel done"], done["forfeit done"], done["crash"]) >= runs / 20, done

@@ -15,13 +15,13 @@ from tests.docker.servers import running, store
 from tests.docker.tls import tls_front
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def made(tmp_path_factory):
     """Secrets as an operator makes them."""
     return make_secrets(tmp_path_factory.mktemp("ours"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def others(tmp_path_factory):
     """Those of another site, whose authority nobody here trusts."""
     return make_secrets(tmp_path_factory.mktemp("others"))

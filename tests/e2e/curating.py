@@ -5,6 +5,7 @@ import time
 
 import httpx
 
+from tests.e2e.driving import PATIENCE
 from tests.encrypting import encrypted
 from tests.worker.conftest import SCHEMA, upload
 
@@ -26,11 +27,11 @@ class Site:
     def reach(self, up):
         """The stack that is asked from now on: another start of the same one has another port."""
         self.up = up
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{up.port}", timeout=60)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{up.port}", timeout=PATIENCE)
 
     def ask(self, method, path, headers=None, **more):
         """Asks until the service answers: parts of it are being killed."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + PATIENCE
         headers = self.curator if headers is None else headers
         while True:
             try:
@@ -56,7 +57,7 @@ class Site:
         assert httpx.put(part["url"], content=body).status_code == 200
         sealed = {"size": len(body), "sha256": hashlib.sha256(body).hexdigest()}
         self.ask("POST", f"/v1/datasets/{id}/seal", json=sealed)
-        self.wait(f"/v1/datasets/{id}", ("ready",), 60)
+        self.wait(f"/v1/datasets/{id}", ("ready",))
         return id
 
     def job(self, dataset, *, steps, key):
@@ -67,8 +68,8 @@ class Site:
         headers = self.curator | {"Idempotency-Key": key}
         return self.ask("POST", "/v1/jobs", headers, json=body)["id"]
 
-    def wait(self, path, states, seconds, until=None):
-        end = time.monotonic() + seconds
+    def wait(self, path, states, until=None):
+        end = time.monotonic() + PATIENCE
         while True:
             view = self.ask("GET", path)
             if view["state"] in states or (until and until(view)):

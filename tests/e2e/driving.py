@@ -7,13 +7,15 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 
 import psutil
 import pytest
 
-from local.ports import free_port
+from local.ports import free_port, port_is_free
 
 SLUICE = [sys.executable, "-m", "local"]
+PATIENCE = 300  # seconds for anything another process does: a limit for hangs, not a promise of speed
 
 
 def plain_environment(**more):
@@ -43,7 +45,7 @@ class Up:
             self._lines.put(line.rstrip())
         self._lines.put(None)
 
-    def expect(self, pattern, seconds=300):
+    def expect(self, pattern, seconds=PATIENCE):
         """The first line from now on that matches."""
         end = time.monotonic() + seconds
         while True:
@@ -84,14 +86,51 @@ class Up:
         if self.process.poll() is None:
             self.process.send_signal(signal_number) if signal_number else self.process.terminate()
         try:
-            self.process.wait(30)
+            self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
         return self.process.returncode
 
 
-def gone(processes, seconds):
-    """Waits at most so long for all to end; gives those that live on."""
-    _, alive = psutil.wait_procs(processes, timeout=seconds)
-    return alive
+def survivors(processes, seconds=PATIENCE):
+    """Waits for all of these processes to end; returns those that still run after the limit."""
+    return psutil.wait_procs(processes, timeout=seconds)[1]
+
+
+def wait_for(condition, seconds=PATIENCE):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+class Running:
+    """A data directory for all tests of a module, and the `sluice up` on it, started again when needed."""
+
+    def __init__(self, start, data):
+        self._start, self.data, self.up = start, data, None
+
+    def ready(self):
+        if self.up is None or self.up.process.poll() is not None:
+            self.up = self._start(self.data).ready()
+        return self.up
+
+
+@contextmanager
+def launcher(data):
+    """Yields a function that starts `sluice up`; ends whatever still runs afterwards."""
+    started = []
+
+    def begin(data=data, **options):
+        started.append(Up(data, **options))
+        return started[-1]
+
+    try:
+        yield begin
+    finally:
+        for up in started:
+            if up.process.poll() is None:
+                up.stop()
+            assert port_is_free(up.port)
+            up.process.stdout.close()

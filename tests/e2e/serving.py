@@ -21,27 +21,18 @@ from local.servers import Valkey
 from local.state import ROLES
 from sluice.privacy.account import cost_as_epsilon
 from sluice.privacy.relation import Relation
+from tests.conftest import new_database
 
 DELTA, ORDER = 1e-5, 8
 
 
 @contextmanager
-def own_database(servers, *, crowd=False):
-    """Like the fixture `database`, for a whole module; one crowd at a time, since connections are limited."""
-    name = f"t_{uuid.uuid4().hex}"
-    with psycopg.connect(servers.owner_url.rsplit("/", 1)[0] + "/postgres", autocommit=True) as admin:
-        if crowd:
-            admin.execute("SELECT pg_advisory_lock(2)")
-        admin.execute("SELECT pg_advisory_lock(1)")
-        admin.execute(f"CREATE DATABASE {name} TEMPLATE sluice")
-        admin.execute("SELECT pg_advisory_unlock(1)")
-
-        def url(role):
-            environment = servers.environments.get(role, {"SLUICE_DATABASE_URL": servers.owner_url})
-            return environment["SLUICE_DATABASE_URL"].rsplit("/", 1)[0] + f"/{name}"
-
-        yield url
-        admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+def crowd_database(servers):
+    """A new database for many API processes; one such test at a time, since connections are limited."""
+    with psycopg.connect(servers.owner_url, autocommit=True) as admin:
+        admin.execute("SELECT pg_advisory_lock(2)")
+        with new_database(servers) as url:
+            yield url
 
 
 @contextmanager

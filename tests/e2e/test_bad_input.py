@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.driving import SLUICE, plain_environment
+from tests.e2e.driving import PATIENCE, SLUICE, plain_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,7 +19,7 @@ def sluice(*arguments, prefix=()):
         capture_output=True,
         text=True,
         env=plain_environment(),
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     return done.returncode, done.stderr.strip()
@@ -126,6 +126,6 @@ def launch(directory, **environment):
         capture_output=True,
         text=True,
         env=plain_environment(**environment),
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )

@@ -106,7 +106,7 @@ def send(site, schema, body, *, sealed_as=None):
     assert httpx.put(part["url"], content=body).status_code == 200
     sha256 = hashlib.sha256(sealed_as or body).hexdigest()
     site.ask("POST", f"/v1/datasets/{id}/seal", json={"size": len(body), "sha256": sha256})
-    return site.wait(f"/v1/datasets/{id}", ("ready", "held", "rejected"), 60)
+    return site.wait(f"/v1/datasets/{id}", ("ready", "held", "rejected"))
 
 
 def failing(tmp_path):
@@ -146,14 +146,14 @@ def test_fifty_canaries_come_out_nowhere(site, tmp_path):
     assert dataset["state"] == "ready"
 
     job = site.job(dataset["id"], steps=5, key="canary")
-    assert site.wait(f"/v1/jobs/{job}", ("trained", "failed"), 120)["state"] == "trained"
+    assert site.wait(f"/v1/jobs/{job}", ("trained", "failed"))["state"] == "trained"
     formats = ["parquet", "npz", "png"]
     asked = {"job": job, "name": "scans", "count": 40, "audience": "everyone", "formats": formats}
     id = site.ask("POST", "/v1/releases", json=asked)["id"]
-    digest = site.wait(f"/v1/releases/{id}", ("in_review", "failed"), 120)["digest"]
+    digest = site.wait(f"/v1/releases/{id}", ("in_review", "failed"))["digest"]
     site.ask("POST", f"/v1/releases/{id}/approve", site.second_admin, json={"digest": digest})
     site.ask("POST", f"/v1/releases/{id}/publish")
-    site.wait(f"/v1/releases/{id}", ("published", "failed"), 120)
+    site.wait(f"/v1/releases/{id}", ("published", "failed"))
     assert site.http.get(f"/v1/jobs/{job}/diagnostics", headers=site.curator).status_code == 200
 
     assert len(set(planted)) == 50

@@ -13,7 +13,7 @@ from local.demo import Demo, Settings
 from local.ports import free_port, port_is_free
 from sluice.client.problems import Refused
 from sluice.client.release import Release
-from tests.e2e.driving import SLUICE, gone, plain_environment
+from tests.e2e.driving import PATIENCE, SLUICE, plain_environment, survivors
 
 TINY = Settings(images=300, samples=120, epsilon=10, method="dpgan", options={"batch": 30, "steps": 5})
 
@@ -75,7 +75,7 @@ def test_from_nothing_to_a_verified_release(tmp_path, monkeypatch, capsys):
         parts = [*demo.stack.servers, *demo.stack.processes]
         family = [psutil.Process(part.process.pid) for part in parts]
         assert len(family) == 7
-    assert gone(family, 5) == []
+    assert survivors(family) == []
     assert port_is_free(demo.stack.port)
     x, y = Release(tmp_path / "demo/release").load()
     assert (len(x), sorted(set(y))) == (120, list(range(10)))
@@ -95,10 +95,10 @@ def test_an_interrupted_demo_leaves_nothing_behind(tmp_path):
             assert demo.poll() is None
         family = psutil.Process(demo.pid).children(recursive=True)
         demo.send_signal(signal.SIGINT)
-        assert demo.wait(60) == 130
+        assert demo.wait(PATIENCE) == 130
     finally:
         demo.kill()
         demo.stdout.close()
-    assert gone(family, 5) == []
+    assert survivors(family) == []
     assert port_is_free(port)
     assert not list(tmp_path.glob("sluice-demo*"))

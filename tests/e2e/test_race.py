@@ -17,7 +17,7 @@ from core.tables import Account, Entry, Job
 from sluice.methods import plan_from_dict
 from sluice.privacy.accountant import cost
 from sluice.privacy.relation import Relation
-from tests.e2e.serving import ORDER, Site, api_processes, own_database
+from tests.e2e.serving import ORDER, Site, api_processes, crowd_database
 
 CLIENTS, ROOM, REPETITIONS, PROCESSES = 200, 10, 20, 4
 
@@ -37,7 +37,7 @@ def site(servers, tmp_path_factory):
     more = {"SLUICE_REQUESTS_PER_MINUTE": "1000000"}
     environment, directory = servers.environments["service"] | more, tmp_path_factory.mktemp("race")
     with (
-        own_database(servers, crowd=True) as database,
+        crowd_database(servers) as database,
         api_processes(PROCESSES, directory, environment, database) as (addresses, _),
     ):
         site = Site(database)

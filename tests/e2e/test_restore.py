@@ -17,9 +17,8 @@ from core.tables import Account
 from core.witness import WitnessLog, compare
 from tests.core.ledgers import Books, closed_cost
 from tests.e2e.curating import Site
-from tests.e2e.driving import SLUICE, plain_environment
+from tests.e2e.driving import PATIENCE, SLUICE, plain_environment, wait_for
 from tests.worker.conftest import upload
-from tests.worker.test_jobs import wait_for
 
 PLAN = {"kind": "dpgan", "sampling_prob": 0.05, "expected_batch": 10, "steps": 5}
 
@@ -53,7 +52,7 @@ def spending(site):
 
 def trained(site, dataset, key):
     job = site.job(dataset, steps=5, key=key)
-    return site.wait(f"/v1/jobs/{job}", ("trained",), 120)
+    return site.wait(f"/v1/jobs/{job}", ("trained",))
 
 
 def test_a_restore_charges_what_was_spent_or_changes_nothing(start, tmp_path):
@@ -153,7 +152,7 @@ def test_a_restore_charges_what_was_spent_or_changes_nothing(start, tmp_path):
     fourth = trained(site, dataset, "fourth")
     assert spending(site) == before | {old: before[old] + fourth["cost"]}
     release = site.ask("POST", "/v1/releases", json={"job": first["id"], "name": "scans", "count": 10})["id"]
-    assert site.wait(f"/v1/releases/{release}", ("in_review", "failed"), 120)["state"] == "in_review"
+    assert site.wait(f"/v1/releases/{release}", ("in_review", "failed"))["state"] == "in_review"
     assert len(contents(witness)) > len(kept)
     site.http.close()
 
@@ -242,9 +241,10 @@ def test_a_site_does_not_start_without_its_witness(start, initialised, tmp_path)
     moved = witness.rename(tmp_path / "moved")
     up = start(data)
     up.expect("the witness of this site is not in ")
-    assert up.process.wait(30) == 1
+    assert up.process.wait(PATIENCE) == 1
     assert not witness.exists()
-    start(data, environment={"SLUICE_WITNESS_DIR": str(moved)}).ready().stop()
+    command = [*SLUICE, "init", "--data", str(data), "--witness", str(moved)]
+    assert subprocess.run(command, capture_output=True, env=plain_environment()).returncode == 0
     # Remembered, so that a start without the option finds it.
     start(data, environment={"SLUICE_WITNESS_DIR": ""}).ready()
 
@@ -252,18 +252,7 @@ def test_a_site_does_not_start_without_its_witness(start, initialised, tmp_path)
 def test_a_witness_inside_the_data_directory_is_refused(start, tmp_path):
     up = start(tmp_path / "data", environment={"SLUICE_WITNESS_DIR": str(tmp_path / "data/witness")})
     up.expect("is inside the data directory")
-    assert up.process.wait(30) == 1
-
-
-def test_by_default_the_witness_is_in_the_users_state_directory(start, tmp_path):
-    environment = {"SLUICE_WITNESS_DIR": "", "XDG_STATE_HOME": str(tmp_path / "state")}
-    up = start(environment=environment)
-    up.expect("witness in ")
-    up.expect("Ctrl-C stops")
-    site = json.loads((tmp_path / "data/state.json").read_text())["site"]
-    witness = tmp_path / "state/sluice/witness" / site
-    assert (witness / "site").read_text() == site
-    wait_for(lambda: (witness / "ledger/000000000001.json").exists())
+    assert up.process.wait(PATIENCE) == 1
 
 
 def test_a_backup_from_before_sites_had_names_finds_the_witness(start, initialised, tmp_path):
@@ -294,8 +283,17 @@ def owner_url(state):
 
 
 def test_a_lost_witness_shuts_the_site_until_the_operator_accepts_it(start, tmp_path):
-    data, witness = tmp_path / "data", tmp_path / "data-witness"
-    up = start().ready()
+    """By default it is in the user's state directory."""
+    data, environment = (
+        tmp_path / "data",
+        {"SLUICE_WITNESS_DIR": "", "XDG_STATE_HOME": str(tmp_path / "state")},
+    )
+    up = start(environment=environment)
+    up.expect("witness in ")
+    up.expect("Ctrl-C stops")
+    site = json.loads((data / "state.json").read_text())["site"]
+    witness = tmp_path / "state/sluice/witness" / site
+    assert (witness / "site").read_text() == site
     wait_for(lambda: (witness / "ledger/000000000001.json").exists())
 
     def row():
@@ -305,11 +303,11 @@ def test_a_lost_witness_shuts_the_site_until_the_operator_accepts_it(start, tmp_
     wait_for(lambda: row()[0] == 1)
     assert up.stop() == 0
     shutil.rmtree(witness / "ledger")
-    up = start().ready()
+    up = start(environment=environment).ready()
     wait_for(lambda: row() == (1, {"generation": 0, "accounts": {}, "lost": True}))
     assert not (witness / "ledger").exists()
     assert up.stop() == 0
-    start(data, more=["--accept-lost-witness"]).ready()
+    start(environment=environment, more=["--accept-lost-witness"]).ready()
     wait_for(lambda: row() == (1, None))
     assert (witness / "ledger/000000000001.json").exists()
 
