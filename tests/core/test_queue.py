@@ -27,7 +27,7 @@ def test_a_ring_reaches_the_worker_of_its_queue_as_one_id(queue, queues):
     with app.connection_for_read() as connection, app.amqp.TaskConsumer(connection) as consumer:
         consumer.callbacks = [lambda body, message: (heard.append((body, message.headers)), message.ack())]
         while not any(body[0] == [str(id)] for body, _ in heard):  # others ring this bell too
-            connection.drain_events(timeout=5)
+            connection.drain_events(timeout=60)
     body, headers = heard[-1]
     assert body[1] == {}
     assert headers["task"] == f"{queue}.job"

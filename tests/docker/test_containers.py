@@ -446,7 +446,7 @@ def test_worker_hears_who_rings(queue_urls, queue, sender):
 
         with Consumer(channel, [waiting], callbacks=[hear], accept=["json"]):
             while len(heard) < 2:
-                connection.drain_events(timeout=5)
+                connection.drain_events(timeout=60)
         channel.qos.restore_visible(interval=1)  # what was taken by a worker that died comes back this way
         assert waiting.get() is None
     assert heard == [str(sent), str(sent)]

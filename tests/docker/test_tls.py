@@ -186,11 +186,12 @@ def with_tls():
     pytest.skip("no PostgreSQL with TLS on this machine")
 
 
+@pytest.mark.server
 def test_postgres_answers_over_tls_to_those_who_verify_and_to_nobody_without(made, others, tmp_path):
     command, url, root = initialised(with_tls(), made, tmp_path)
 
     def connect(url):
-        with psycopg.connect(url, connect_timeout=5) as connection:
+        with psycopg.connect(url, connect_timeout=60) as connection:
             return connection.execute(
                 "SELECT ssl, version FROM pg_stat_ssl WHERE pid = pg_backend_pid()"
             ).fetchone()
@@ -205,6 +206,7 @@ def test_postgres_answers_over_tls_to_those_who_verify_and_to_nobody_without(mad
             connect(re.sub("sslmode=verify-full&sslrootcert=.*", "sslmode=disable", url))
 
 
+@pytest.mark.server
 def test_postgres_of_the_compose_file_s_version_has_no_line_for_a_connection_without_tls(made, tmp_path):
     """This build has no TLS, so nobody at all gets in; what the file allows is tested above and below."""
     binaries = Postgres(tmp_path, {"ports": [0], "database": {"owner": ""}}, durable=False).binaries
@@ -214,7 +216,7 @@ def test_postgres_of_the_compose_file_s_version_has_no_line_for_a_connection_wit
 
     def refused():
         with pytest.raises(psycopg.OperationalError, match=r"no pg_hba\.conf entry"):
-            psycopg.connect(plain, connect_timeout=5)
+            psycopg.connect(plain, connect_timeout=60)
 
     with running(command, tmp_path / "log", nobody=root, answers=refused):
         refused()
@@ -230,7 +232,7 @@ def test_each_role_s_database_address_verifies_who_answers(made, others, servers
                 url = url.replace(CA, str(made / "ca.crt")).replace("@postgres:5432/", f"@postgres:{port}/")
                 reason = "password authentication failed" if site == made else "certificate verify failed"
                 with pytest.raises(psycopg.OperationalError, match=reason):
-                    psycopg.connect(url, hostaddr="127.0.0.1", connect_timeout=5)
+                    psycopg.connect(url, hostaddr="127.0.0.1", connect_timeout=60)
 
 
 # ---- Valkey

@@ -15,9 +15,7 @@ def test_from_registration_to_a_settled_job_through_a_worker_that_dies(site):
     job = site.job(dataset, steps=500, key="one")
     site.wait(f"/v1/jobs/{job}", (), until=lambda view: view["progress"]["step"] > 0)
     site.up.children()["train"].kill()
-    with psycopg.connect(
-        owner_url(site.up.data)
-    ) as owner:  # the dead worker's lease: waiting would take 20 s
+    with psycopg.connect(owner_url(site.up.data)) as owner:  # its lease would last 20 s
         owner.execute("UPDATE jobs SET lease_until = now() WHERE id = %s AND state = 'running'", [job])
     view = site.wait(f"/v1/jobs/{job}", ("trained", "failed"))
     assert (view["state"], view["progress"]["step"]) == ("trained", 500)
