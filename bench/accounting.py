@@ -69,14 +69,14 @@ def cold_quote(arguments: list[str]) -> None:
 
 
 def computing(work: Callable[[], Any]) -> float:
-    """Seconds of computing of this process and its ended children: what a busy machine does not inflate."""
+    """CPU seconds of this process and its ended children, which do not depend on how busy the machine is."""
     before = sum(os.times()[:4])
     work()
     return sum(os.times()[:4]) - before
 
 
 def warm_quotes() -> dict[str, float]:
-    """In one process: a quote of a plan seen before, and of one never seen, once everything is loaded."""
+    """Times, in one process with everything imported, a quote of a cached plan and one of a new plan."""
     from sluice.cli.pricing import Terms
 
     quote, event = Terms(None, 1e-5, "add_remove", None).figures, EVENTS["dpgan"]

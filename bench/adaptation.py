@@ -1,9 +1,10 @@
-"""How much a classifier of public digits gains on private ones: MNIST to USPS, whose labels nobody looks at.
+"""Accuracy on private digits (USPS) before and after adapting a classifier of public ones (MNIST).
 
     python -m bench.adaptation --epsilon 10 --seeds 0,1,2
 
-Each run trains with the production trainer and its production randomness, and asks the classifier about the
-test digits of USPS before and after. Noise cannot be seeded: a seed only numbers the run.
+Each run trains with the production trainer and its production randomness, and tests the classifier on the
+test digits of USPS before and after. Labels of USPS are not used in training. Noise cannot be seeded: a
+seed only numbers the run.
 """
 
 import argparse
@@ -29,7 +30,7 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 def usps(folder: Path) -> tuple[Images, Images]:
-    """Both parts in the size and the range of MNIST."""
+    """Training and test part of USPS, in the size and value range of MNIST."""
     with np.load(folder / "usps.npz") as file:
         parts = [(file[f"x_{part}"], file[f"y_{part}"]) for part in ("train", "test")]
     found = []
@@ -56,7 +57,7 @@ def main() -> None:
     torch.set_num_threads(1)
 
     source, (target, test) = read(asked.data_dir / "mnist", "train"), usps(asked.data_dir / "usps")
-    # Nothing can be learned from labels that are not there.
+    # The training part has no labels, so that none can be used.
     target = Images(target.pixels, np.zeros_like(target.labels))
     aim = Target(
         epsilon=asked.epsilon, delta=asked.delta, relation=Relation.ADD_REMOVE, accountant=Accountant.RENYI

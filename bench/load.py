@@ -1,8 +1,9 @@
-"""Storms of requests against a real stack: who is answered, how fast, and whether /healthz answers meanwhile.
+"""Load test of a real stack: statuses and times of the responses, and response times of /healthz meanwhile.
 
-Run as `python -m bench.load [--repeat 3] [--only NAME] [--json]`. Starts its own PostgreSQL, queue, store and
-service. Every client has a connection of its own and sends its next request once the last one is answered.
-Clients run in one process, the probe of /healthz in another; they share the machine's cores with the service.
+Run as `python -m bench.load [--repeat 3] [--only NAME] [--json]`. It starts its own PostgreSQL, queue,
+store and service. Every client has its own connection and sends its next request once the last one is
+answered. Clients run in one process, the probe of /healthz in another; they share the machine's cores with
+the service.
 """
 
 import argparse
@@ -40,7 +41,7 @@ DATASET = {
 
 @dataclass(frozen=True, kw_only=True)
 class Clients:
-    """`count` clients that send these requests in turn, `times` each, from so many addresses."""
+    """`count` clients that send these requests in turn, `times` each, from `addresses` addresses."""
 
     count: int
     paths: tuple[str, ...]
@@ -64,7 +65,7 @@ class Clients:
 
 @dataclass
 class Answers:
-    """Seconds and statuses by group and route, and how many bodies differed."""
+    """Seconds and statuses by group and route, and the number of different bodies."""
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     statuses: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -132,7 +133,7 @@ async def _storm(port: int, groups: dict[str, Clients]) -> tuple[float, Answers]
 
 
 async def _probe(port: int, stop: Any) -> list[tuple[str, float]]:
-    """Asks for /healthz on a connection of its own, every 20 ms, and does not wait for the last answer."""
+    """Requests /healthz every 20 ms, each on its own connection, without waiting for the last response."""
     found: list[tuple[str, float]] = []
 
     async def ask() -> None:
@@ -234,7 +235,7 @@ def people(url: str) -> tuple[str, ...]:
 
 
 def show(results: dict[str, list[dict[str, Any]]]) -> None:
-    table = Table("storm", "route", "statuses", "p50", "p95", "p99", "max ms", "bodies", title="Best of each")
+    table = Table("load", "route", "statuses", "p50", "p95", "p99", "max ms", "bodies", title="Best of each")
     for name, runs in results.items():
         best = min(runs, key=lambda run: run["healthz"]["p99"])
         lines = {"/healthz": best["healthz"] | {"bodies": ""}} | best["routes"]
@@ -256,8 +257,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--only", help="storms whose name holds this")
-    parser.add_argument("--json", action="store_true", help="everything measured, as JSON")
+    parser.add_argument("--only", help="only loads whose name contains this")
+    parser.add_argument("--json", action="store_true", help="print all measurements as JSON")
     chosen = parser.parse_args()
     results: dict[str, list[dict[str, Any]]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="sluice-load-") as place:
@@ -272,7 +273,7 @@ def main() -> None:
                         continue
                     print(f"round {round_number + 1}: {name}", file=sys.stderr)
                     results[name].append(measure(stack.port, psutil.Process(service.pid), groups))
-                # Limits count by the minute: each round begins with a new one.
+                # Rate limits count by the minute, so each round starts in a new minute.
                 if round_number + 1 < chosen.repeat:
                     time.sleep(60 - time.time() % 60)
     if chosen.json:

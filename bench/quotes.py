@@ -1,4 +1,4 @@
-"""Times `POST /v1/quotes` over HTTP: the first time a plan is asked about, again, and with another target.
+"""Times `POST /v1/quotes` over HTTP: the first request for a plan, a repeated one, and another target.
 
 Run as `python -m bench.quotes [--repeat 30] [--json]` on an idle machine.
 """
@@ -40,7 +40,7 @@ PLANS: dict[str, dict[str, Any]] = {
 
 
 def set_up(url: str) -> tuple[str, str]:
-    """A curator's key and a dataset of theirs that is ready."""
+    """Returns a curator's key and the id of a dataset of theirs that is ready."""
     engine = connect(url)
     with Session(engine) as session, session.begin():
         person = add_person(session, name="bench", role=Role.CURATOR)
@@ -114,7 +114,7 @@ def main() -> None:
         numbers = (one[name] for name in ("cold_ms", "warm_ms", "p95_ms", "other_ms"))
         table.add_row(one["plan"], *("" if each is None else f"{each:,.1f}" for each in numbers))
     Console().print(table)
-    print(f"One client over HTTP on {HOST}; calibration to epsilon 2, both accountants, what is left.")
+    print(f"One client over HTTP on {HOST}; calibration to epsilon 2, both accountants, remaining budget.")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""How useful a generator is that several owners trained in turns, beside one that has all of their records.
+"""Accuracy with a generator that several owners trained in turns, and with one trained on all records.
 
     python -m bench.relay --owners 4 --rounds 2 --epsilon 10
 
-Each owner has an equal share of MNIST and pays epsilon for all of its turns together. Trainer and
-number of steps in all are the same; classifiers that saw synthetic images only are asked about real ones.
+Each owner has an equal share of MNIST and pays epsilon for all of its turns together. Trainer and total
+number of steps are the same; classifiers are trained on synthetic images only and tested on real ones.
 """
 
 import argparse
@@ -28,7 +28,7 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 def trained(shares: list[Images], rounds: int, target: Target) -> GSWGANTraining:
-    """Turn by turn; an owner's turns together cost what the target says."""
+    """Trains turn by turn; the turns of an owner together cost the target."""
     usual = GOOD["gswgan"] | {"recipe": GSWGANRecipe.preset("fast-cpu")}
     parts, steps = usual["parts"] // len(shares), usual["steps"] // len(shares)
     whole = GSWGANPlan(**usual | {"parts": parts, "panel": parts, "steps": steps}).calibrated(target)

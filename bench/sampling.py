@@ -1,4 +1,4 @@
-"""How many synthetic images a generator draws in a second on a CPU, and a whole bundle takes.
+"""Synthetic images per CPU second: sampled by a generator, and written as a whole bundle.
 
     python -m bench.sampling [--count 4096] [--json]
 
@@ -44,11 +44,11 @@ def facts_of(schema: ImageSchema, count: int, formats: tuple[str, ...]) -> Facts
 
 
 def measured(schema: ImageSchema, count: int) -> dict[str, float]:
-    """Images per CPU second: drawn, and as a bundle of parquet and npz."""
+    """Measures images per CPU second: sampled, and as a bundle of parquet and npz."""
     synthesizer = ImageSynthesizer(
         DCGAN(height=schema.height, width=schema.width, channels=schema.channels, classes=10)
     )
-    next(synthesizer.draws(1, seed=1))  # the first chunk warms up
+    next(synthesizer.draws(1, seed=1))  # warm-up
     start = time.process_time()
     for _ in synthesizer.draws(count, seed=1, balanced=True):
         pass

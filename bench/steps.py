@@ -1,11 +1,12 @@
-"""How long one discriminator step takes, and how much memory, beside Opacus and beside no privacy at all.
+"""Time and memory of one discriminator step, compared with Opacus and with a step without privacy.
 
     python -m bench.steps --method dpgan --batch 128 [--json]
 
-Four ways to take the same step on the 1.72M-parameter discriminator of "Private GANs, Revisited": (a) without
-privacy, (b) Opacus with hooks, (c) Opacus with ghost clipping, (d) ours. They alternate in one process on one
-thread, in CPU seconds; a ratio is the median over rounds of the ratio within a round, so that a busy machine
-slows both sides. Peak memory is taken for each way in a forked child of its own, beyond what the parent held.
+Four implementations of the same step on the 1.72M-parameter discriminator of "Private GANs, Revisited": (a)
+without privacy, (b) Opacus with hooks, (c) Opacus with ghost clipping, (d) ours. They alternate in one
+process on one thread, in CPU seconds; a ratio is the median over rounds of the ratio within a round, so
+that a busy machine slows both sides. Peak memory of each is measured in its own forked child, above the
+memory of the parent.
 """
 
 import argparse
@@ -35,7 +36,7 @@ Step = Callable[[], None]
 
 
 class PaperDiscriminator(nn.Module):
-    """As the paper's authors wrote it: plain convolutions, labels as one-hot planes."""
+    """The discriminator of the paper's authors: plain convolutions, labels as one-hot planes."""
 
     def __init__(self, features: int = 128) -> None:
         super().__init__()
@@ -138,7 +139,7 @@ MAKERS = {"nonprivate": nonprivate, "opacus_hooks": opacus_hooks, "opacus_ghost"
 
 
 def seconds(steps: dict[str, Step], rounds: int) -> list[dict[str, float]]:
-    """CPU seconds of each way, round after round; the first round warms up and is not counted."""
+    """CPU seconds of each implementation, round by round; the first round is a warm-up and is not counted."""
     found = []
     for _ in range(rounds + 1):
         times = {}
@@ -151,8 +152,8 @@ def seconds(steps: dict[str, Step], rounds: int) -> list[dict[str, float]]:
 
 
 def peak_bytes(make: Callable[[tuple[Tensor, ...]], Step], size: int) -> int:
-    """How far two steps raise the resident memory of a fresh child."""
-    torch.set_num_threads(1)  # a forked child must not wait for threads it does not have
+    """Increase of the resident memory of a new child process by two steps."""
+    torch.set_num_threads(1)  # a forked child has only one thread
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -184,7 +185,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--method", choices=["dpgan"], default="dpgan")
-    parser.add_argument("--batch", type=int, default=128, help="records in a step, half of them fakes")
+    parser.add_argument("--batch", type=int, default=128, help="images in a step, half of them generated")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     asked = parser.parse_args()
@@ -192,9 +193,9 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="Full backward hook")
     torch.set_num_threads(1)
 
-    import opacus  # noqa: F401  before forking, so that no child pays for it
+    import opacus  # noqa: F401  before forking, so that no child imports it
 
-    # Children first: the parent is still small, and what it holds counts for none of them.
+    # Children first, while the parent still uses little memory.
     memory = {name: peak_bytes(MAKERS[name], asked.batch) for name in WAYS}
     rows = batch_of(asked.batch)
     rounds = seconds({name: MAKERS[name](rows) for name in WAYS}, asked.rounds)

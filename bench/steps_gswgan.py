@@ -1,10 +1,10 @@
-"""What a step of GS-WGAN costs at the paper's setting, and in how much memory.
+"""Time and memory of a step of GS-WGAN at the paper's setting.
 
     python -m bench.steps_gswgan --json
 
-1000 parts, 32 images, 60,000 digits; one thread, CPU seconds. A step asks one part: its discriminator is read
-from disk, learns five times and answers. The first time a part is asked its discriminator learns 2,000 times;
-what that takes is told beside it. Peak memory is that of the whole process, records included.
+1000 parts, 32 images, 60,000 digits; one thread, CPU seconds. A step uses one part: its discriminator is read
+from disk, takes five training steps and answers. In the first turn of a part its discriminator takes 2,000
+training steps; this time is printed separately. Peak memory is that of the whole process with the records.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     paper = GSWGANRecipe.preset("paper")
-    # As if all parts had been asked before; once more with twice the learning, to tell what one takes.
+    # As if every part had had its first turn; then with twice the training steps, to get the time of one.
     once = step_seconds(replace(paper, first_steps=paper.discriminator_steps), asked)
     twice = step_seconds(replace(paper, first_steps=2 * paper.discriminator_steps), asked)
     first = once + max(0.0, twice - once) / paper.discriminator_steps * paper.first_steps
@@ -61,7 +61,7 @@ def main() -> None:
         "first_seconds": round(first, 3),
         "peak_bytes": peak(),
     }
-    print(f"a step {1e3 * once:.1f} ms, a part's first {first:.2f} s, peak {peak() / 1e6:.0f} MB")
+    print(f"a step {1e3 * once:.1f} ms, first turn of a part {first:.2f} s, peak {peak() / 1e6:.0f} MB")
     if asked.json:
         print(json.dumps(result))
 

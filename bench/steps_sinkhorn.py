@@ -1,20 +1,21 @@
-"""How long one DP-Sinkhorn step takes, and how much memory, beside differentiating geomloss from end to end.
+"""Time and memory of one DP-Sinkhorn step, compared with differentiating geomloss from end to end.
 
     python -m bench.steps_sinkhorn [--json]
 
-The paper's setting: 50 images of 28 x 28 against 50 records, p = 0.2, L2^2 + L1, alpha_c = 15, lambda = 0.05,
-all else as geomloss has it; the convolutional generator of our recipe "paper". The same step, gradient at the
-images clipped jointly, noised, carried back into the generator and followed by Adam, in these ways:
+The paper's setting: 50 images of 28 x 28 against 50 records, p = 0.2, L2^2 + L1, alpha_c = 15, lambda =
+0.05, all else as geomloss has it; the convolutional generator of our recipe "paper". The step clips the
+gradient at the images jointly, adds noise, propagates it into the generator and applies Adam.
+Implementations:
 
-- geomloss_autograd: geomloss on images with their labels, costs from the gaps between all pixels as in the
+- geomloss_autograd: geomloss on images with their labels, costs from the differences of all pixels as in the
   code of the paper's authors, differentiated by autograd, and the generator's layers as torch computes them;
-- same_generator: the same, but for the generator, which is computed as ours is;
-- same_and_cdist: that, with costs from a product of matrices and torch.cdist, the best we found for geomloss;
-- ours, as the trainer takes it.
+- same_generator: the same, with our implementation of the generator;
+- same_and_cdist: that, with costs from a matrix product and torch.cdist, the fastest we found for geomloss;
+- ours: the step of the trainer.
 
 They alternate in one process on one thread, in CPU seconds; a ratio is the median over rounds of the ratio
-within a round. The gradient at the images is also timed alone, on either side. Peak memory is taken for each
-way in a forked child of its own, beyond what the parent held.
+within a round. The gradient at the images is also timed alone, for geomloss and ours. Peak memory of each is
+measured in its own forked child, above the memory of the parent.
 """
 
 import argparse
@@ -50,7 +51,7 @@ Cost = Callable[[Tensor, Tensor], Tensor]
 
 
 class Records:
-    """Made up; every one of them is in every batch."""
+    """Generated records; every batch contains all of them."""
 
     schema = ImageSchema(height=28, width=28, channels=1, classes=tuple("0123456789"))
 
@@ -91,7 +92,7 @@ def cost_by_cdist(x: Tensor, y: Tensor) -> Tensor:
 
 
 def geomloss_gradient(rows: Rows, cost: Cost = cost_by_gaps) -> Callable[..., Tensor]:
-    """The gradient of equation 6 at images made with these labels."""
+    """Gradient of equation 6 at images generated with these labels."""
     from geomloss import SamplesLoss
 
     w = SamplesLoss("sinkhorn", p=1, blur=PAPER.entropy, cost=cost, debias=False, backend="tensorized")
@@ -114,7 +115,7 @@ def their_gradient(rows: Rows) -> Step:
 
 
 def by_layers(generator: Generator, latents: Tensor, labels: Tensor) -> Tensor:
-    """What the generator makes, by its layers as they are."""
+    """Output of the generator, computed by its torch layers."""
     marks = F.one_hot(labels, 10).float()
     x = torch.cat([generator.seed(latents[..., None, None]), generator.label(marks[..., None, None])], 1)
     for layer in generator.body:
@@ -155,7 +156,7 @@ GRADIENTS = {"their gradient": their_gradient, "our gradient": our_gradient}
 
 
 def batch(size: int) -> Rows:
-    """Records with labels, and made images with theirs."""
+    """Returns records with labels, and generated images with theirs."""
     source = torch.Generator().manual_seed(1)
     found: list[Tensor] = []
     for count in (size, size + FRESH):
@@ -173,9 +174,9 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
 
-    import geomloss  # noqa: F401  before forking, so that no child pays for it
+    import geomloss  # noqa: F401  before forking, so that no child imports it
 
-    # Children first: the parent is still small, and what it holds counts for none of them.
+    # Children first, while the parent still uses little memory.
     memory = {name: peak_bytes(lambda _, make=make: make(batch(IMAGES)), 1) for name, make in WAYS.items()}
     rows = batch(IMAGES)
     rounds = seconds({name: make(rows) for name, make in (WAYS | GRADIENTS).items()}, asked.rounds)
@@ -184,7 +185,7 @@ def main() -> None:
         return round(statistics.median(times[name] / times[other] for times in rounds), 3)
 
     typical = {name: statistics.median(times[name] for times in rounds) for name in rounds[0]}
-    print(f"{'':18} {'CPU s':>8} {'ours of it':>11} {'peak MB':>9}")
+    print(f"{'':18} {'CPU s':>8} {'ours / it':>11} {'peak MB':>9}")
     for name in WAYS:
         print(f"{name:18} {typical[name]:8.4f} {ratio('ours', name):11.3f} {memory[name] / 1e6:9.0f}")
     for name in GRADIENTS:

@@ -1,11 +1,12 @@
-"""What a step of DP-SWD costs at the paper's setting: batch 100, 1000 directions, digits with their labels.
+"""Time and memory of a step of DP-SWD at the paper's setting: batch 100, 1000 directions, labelled digits.
 
     python -m bench.steps_swd --json
 
-Beside it the plain way: columns sorted by torch on both sides, and the gradient by differentiating through
-the sort. Both draw directions and noise alike and clip the same records; what differs is what follows. One
-thread, in CPU seconds, in turns; the ratio is the median over rounds of the ratio within a round. `step` is a
-whole step of the trainer, generator and all. Peak memory is taken in a forked child for each.
+It is compared with a plain implementation, which sorts columns by torch on both sides and differentiates
+through the sort. Both draw directions and noise and clip the same records in the same way; only what
+follows differs. One thread, in CPU seconds, alternating; the ratio is the median over rounds of the ratio
+within a round. `step` is a whole step of the trainer with the generator. Peak memory of each is measured in
+a forked child.
 """
 
 import argparse
@@ -86,7 +87,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
 
-    # Children first: the parent is still small, and what it holds counts for none of them.
+    # Children first, while the parent still uses little memory.
     memory = {
         name: peak_bytes(lambda _, name=name: MAKERS[name](training(asked.batch, asked.directions)), 1)
         for name in WAYS
@@ -99,7 +100,7 @@ def main() -> None:
     print(f"{'':8} {'CPU ms':>8} {'peak MB':>9}")
     for name in WAYS:
         print(f"{name:8} {1e3 * typical[name]:8.2f} {memory[name] / 1e6:9.0f}")
-    print(f"ours takes {ratio:.2f} of the plain way")
+    print(f"ours takes {ratio:.2f} of the time of the plain implementation")
     if asked.json:
         result = {
             "method": "swd",

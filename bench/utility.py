@@ -1,14 +1,14 @@
-"""How useful a release is: classifiers that saw synthetic images only, asked about real ones.
+"""Utility of a release: accuracy on real images of classifiers trained on synthetic images only.
 
     python -m bench.utility --data mnist,fashion --method atlas --preset fast-cpu --epsilon 10,1 \
         --delta 1e-5 --seeds 0,1,2 --budget 30m --jobs 2 --threads 1 --distances --out DIR
 
 Each run builds the plan of the method's preset, calibrates it by our accountant (Rényi, add-or-remove),
 trains with the production trainer and its production randomness, samples 60,000 labelled images and trains
-the three classifiers of bench.classifiers on them. A run has a process of its own, so that its peak memory is
-its own. Noise cannot be seeded: a seed fixes the sample and the classifiers. Steps that would not fit the
-budget are cut to what fits before the plan is calibrated, and the table says so. Runs that go on side by side
-(`--jobs`) share the machine. Distances are taken of the first seed.
+the three classifiers of bench.classifiers on them. Each run has its own process, so that peak memory is
+measured per run. Noise cannot be seeded: a seed fixes the sample and the classifiers. If the steps do not
+fit the time budget, their number is reduced before the plan is calibrated, and the table says so.
+Concurrent runs (`--jobs`) share the machine. Distances are computed for the first seed.
 """
 
 import argparse
@@ -45,13 +45,13 @@ from worker.trainers import TRAINERS
 
 FOLDERS = {"mnist": "mnist", "fashion": "fashion-mnist"}
 SAMPLES = 60_000
-# Taken before the real training, to see how long a step takes.
+# Steps of a trial before the training, to measure the time of a step.
 TRIAL_STEPS = 5
 
 Body = dict[str, Any]
 
-# What each method is run with, as `sluice train` does or as its paper did; the recipe of the same name goes
-# with it where it has recipes. `batch` stands for the rate that draws about so many.
+# Settings of each method, from `sluice train` or its paper, with the recipe of the same name if there is one.
+# `batch` stands for the rate with that expected batch size.
 PAPER: dict[str, Body] = {
     "atlas": {},
     "dpgan": {"batch": 512, "steps": 174_000},
@@ -64,7 +64,7 @@ PAPER: dict[str, Body] = {
 
 @dataclass(frozen=True, repr=False)
 class Images:
-    """Benchmark records in memory, with the reading side of `worker.records.Records`."""
+    """Benchmark records in memory, with the read interface of `worker.records.Records`."""
 
     pixels: np.ndarray  # uint8, N, H, W, C
     labels: np.ndarray
@@ -83,7 +83,7 @@ class Images:
 
 
 def read(folder: Path, part: str) -> Images:
-    """One of the four-byte-headed files of MNIST: magic, big-endian sizes, bytes."""
+    """Reads a file in the IDX format of MNIST: magic number, big-endian sizes, bytes."""
 
     def idx(name: str, dims: int) -> np.ndarray:
         body = gzip.decompress((folder / name).read_bytes())
@@ -134,9 +134,9 @@ def plan_for(asked: Asked, records: int, steps: int | None = None) -> Plan:
 
 
 def fitting_steps(asked: Asked, train: Images, device: str) -> int | None:
-    """How many steps fit into nine tenths of the budget, if fewer than planned."""
+    """Number of steps that fit into nine tenths of the time budget, if fewer than planned."""
     plan = plan_for(asked, len(train), asked.steps)
-    if plan.known_steps <= 20 * TRIAL_STEPS:  # few and long ones are chosen to fit
+    if plan.known_steps <= 20 * TRIAL_STEPS:  # few long steps are configured to fit
         return asked.steps
     trial = replace(plan, steps=TRIAL_STEPS)
     run = TRAINERS[plan.kind](trial, train, rng=SecureRng(), device=device).steps()
@@ -148,7 +148,7 @@ def fitting_steps(asked: Asked, train: Images, device: str) -> int | None:
 
 
 def once(asked: Asked, seed: int) -> dict[str, Any]:
-    """One run, from records to the accuracies."""
+    """Does one run, from records to accuracies."""
     torch.set_num_threads(asked.threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     folder = asked.data_dir / FOLDERS[asked.data]
@@ -202,7 +202,7 @@ def once(asked: Asked, seed: int) -> dict[str, Any]:
 
 
 def scores(sample: Sample, test: Images, asked: Asked, *, seed: int, device: str) -> dict[str, Any]:
-    """Accuracy on real images of classifiers that saw synthetic ones only."""
+    """Accuracy on real images of classifiers trained on synthetic ones only."""
     torch.manual_seed(seed)
     shape, kinds = test.pixels.shape[1:], len(test.schema.classes)
     found: dict[str, Any] = {"patience": asked.patience}
@@ -243,7 +243,7 @@ class Clock:
 
 
 def grid(synthesizer: ImageSynthesizer, seed: int, *, each: int = 16) -> Image.Image:
-    """One row for each class."""
+    """Draws a grid of images with one row per class."""
     shape = synthesizer.architecture
     rows = []
     for label in range(shape.classes):
@@ -275,7 +275,7 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def means(results: list[dict[str, Any]]) -> str:
-    """A line for all seeds of what is otherwise the same: mean, and how far the seeds are apart."""
+    """One row per setting: the mean over its seeds, and half their range."""
     head = "run | eps | seeds | logistic | MLP | CNN | FD-EffNetLite0 (floor) | worst coverage of a class"
     lines = [f"| {head} |", "|" + "---|" * (head.count("|") + 1)]
     same: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -297,7 +297,7 @@ def means(results: list[dict[str, Any]]) -> str:
 
 
 def listed(among: Collection[str] = (), of: Callable[[str], Any] = str) -> Callable[[str], list[Any]]:
-    """Values with commas between them, each one of those there are."""
+    """Parser of comma-separated values, each of which must be among the allowed ones."""
 
     def read(text: str) -> list[Any]:
         found = [of(one) for one in text.split(",")]
@@ -318,19 +318,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    parser.add_argument("--data", type=listed(FOLDERS), required=True, help=f"of {', '.join(FOLDERS)}")
-    parser.add_argument("--data-dir", type=Path, default=beside, help="holds mnist/ and fashion-mnist/")
-    parser.add_argument("--method", type=listed(PAPER), required=True, help=f"of {', '.join(PAPER)}")
+    parser.add_argument("--data", type=listed(FOLDERS), required=True, help=f"some of {', '.join(FOLDERS)}")
+    parser.add_argument("--data-dir", type=Path, default=beside, help="has mnist/ and fashion-mnist/")
+    parser.add_argument("--method", type=listed(PAPER), required=True, help=f"some of {', '.join(PAPER)}")
     parser.add_argument("--preset", default="fast-cpu")
     parser.add_argument("--epsilon", type=listed(of=float), default="10")
     parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument("--seeds", type=listed(of=int), default="0", help="such as 0,1,2: one run each")
-    parser.add_argument("--steps", type=int, help="instead of the preset's")
-    parser.add_argument("--records", type=int, help="only the first so many")
+    parser.add_argument("--seeds", type=listed(of=int), default="0", help="for example 0,1,2: one run each")
+    parser.add_argument("--steps", type=int, help="number of steps instead of the preset's")
+    parser.add_argument("--records", type=int, help="use only the first N records")
     parser.add_argument("--samples", type=int, default=SAMPLES)
-    parser.add_argument("--budget", type=seconds, default="30m", help="for training and sampling")
+    parser.add_argument("--budget", type=seconds, default="30m", help="time for training and sampling")
     parser.add_argument("--patience", type=int, default=30, help="epochs without improvement; the paper: 30")
-    parser.add_argument("--cnn-epochs", type=int, default=classifiers.MOST_EPOCHS, help="at most")
+    parser.add_argument("--cnn-epochs", type=int, default=classifiers.MOST_EPOCHS, help="maximum")
     parser.add_argument("--threads", type=int, default=int(os.environ.get("OMP_NUM_THREADS", "2")))
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument(
@@ -346,7 +346,7 @@ def main() -> None:
         for data, method, epsilon in product(*several)
         for seed in seeds
     ]
-    # A process for every run, so that its peak memory is its own.
+    # One process per run, so that peak memory is measured per run.
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn, max_tasks_per_child=1) as processes:
         waiting = [

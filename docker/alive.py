@@ -1,4 +1,4 @@
-"""Health check of a worker's container: does this host have a recent heartbeat of the role? `alive.py ROLE`."""
+"""Health check of a worker's container: has the role a recent heartbeat from this host? `alive.py ROLE`."""
 
 import sys
 
