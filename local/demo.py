@@ -126,11 +126,11 @@ class Demo:
             made = self.curator.register(body)
             upload(self.curator, made["id"], file)
             file.unlink()
-            self.dataset = self.curator.checked(made["id"])
+            self.dataset = self.curator.wait_checked(made["id"])
         if self.dataset["state"] == "held":
             with self.stage("Her budget is above the cap, so the admin who did not invite her confirms it"):
                 self.second_admin.review_dataset(made["id"], "accept", reason="it is a demonstration")
-                self.dataset = self.curator.checked(made["id"])
+                self.dataset = self.curator.wait_checked(made["id"])
         if self.dataset["state"] != "ready":
             raise CannotRun(f"the dataset was {self.dataset['state']}: {self.dataset['fault']}")
 
@@ -158,7 +158,7 @@ class Demo:
             }  # fmt: skip
             made = self.curator.create_release(body)
             with bar("samples") as update:
-                built = self.curator.built(
+                built = self.curator.wait_built(
                     made["id"],
                     lambda one: update(one["state"], one["progress"]["done"], one["progress"]["count"]),
                 )
@@ -169,7 +169,7 @@ class Demo:
             self.second.review(built["id"])
             self.second.approve(built["id"], built["digest"], "looks like digits, and like nobody's")
             self.curator.publish(built["id"])
-            self.released = self.curator.published(built["id"])
+            self.released = self.curator.wait_published(built["id"])
             show_release(self.released)
             if self.released["state"] != "published":
                 raise CannotRun(f"the release is {self.released['state']}: {self.released['fault']}")

@@ -24,7 +24,8 @@ from core.stores.access import Buckets, policy
 from local.certificate import self_signed
 from local.child import Child, check_port, shim
 from local.ports import HOST
-from local.state import ROLES, write_private
+from local.state import ROLES
+from sluice.client.config import write_private
 from sluice.client.problems import CannotRun
 
 OWNER = "sluice"

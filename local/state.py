@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from core.stores.witness import DirectoryWitness
 from local import ports
 from local.ports import port_is_free
+from sluice.client.config import write_private
 from sluice.client.problems import CannotRun
 from sluice.envelope import MIN_RSA_BITS
 
@@ -159,19 +160,6 @@ def _make_witness(directory: Path, site: str) -> None:
     if not any(directory.iterdir()):
         directory.chmod(0o700)
         DirectoryWitness(directory).create("site", site.encode())
-
-
-def write_private(path: Path, text: str) -> None:
-    """Writes a file only its owner can read, whole or not at all."""
-    new = path.with_name(path.name + ".new")
-    try:
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    except OSError as problem:
-        raise CannotRun(_why(path.parent, problem)) from None
 
 
 def _password() -> str:

@@ -27,7 +27,7 @@ def talking_to(handler):
     """A client whose every request goes to this function, and the pauses it made."""
     pauses = []
     return Sluice(
-        "http://sluice.test", "sl_x", transport=httpx.MockTransport(handler), pause=pauses.append
+        "http://sluice.test", "sl_x", transport=httpx.MockTransport(handler), sleep=pauses.append
     ), pauses
 
 
@@ -84,7 +84,7 @@ def test_wrong_fields_are_named():
 )
 def test_what_is_no_answer_of_ours_is_said_to_be_none(answer):
     service, _ = talking_to(lambda _: answer)
-    with pytest.raises(Refused, match="not the answer of a Sluice service"):
+    with pytest.raises(Refused, match="not from a Sluice service"):
         service.me()
 
 
@@ -341,7 +341,7 @@ PART = (3 << 20) // 2  # not a multiple of the block that is read
 
 def test_a_file_arrives_whole_and_its_hash_is_right(store, file):
     told = []
-    assert upload(Service(store, PART), "d", file, tell=told.append) == sealed(store)
+    assert upload(Service(store, PART), "d", file, on_progress=told.append) == sealed(store)
     assert arrived(store) == file.read_bytes()
     assert told == sorted(told)
     assert told[-1] == file.stat().st_size
@@ -362,7 +362,7 @@ def test_a_part_that_got_lost_is_sent_again_with_a_new_signature(store, file, sc
     pauses, failures = [], sum(each != 200 for each in script)
     store.script = list(script)
     service = Service(store, PART)
-    assert upload(service, "d", file, pause=pauses.append) == sealed(store)
+    assert upload(service, "d", file, sleep=pauses.append) == sealed(store)
     assert arrived(store) == file.read_bytes()
     assert len(service.signed) == 4 + failures
     assert len(pauses) == failures
@@ -376,7 +376,7 @@ def cut(store, file):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        upload(Service(store, PART), "d", file, tell=stop)
+        upload(Service(store, PART), "d", file, on_progress=stop)
     assert sorted(store.parts) == [1, 2]
 
 
@@ -423,7 +423,7 @@ def test_a_changed_key_of_the_service_is_not_used_before_the_next_login(store, f
     with pytest.raises(CannotRun, match=rf"another key .*{changed.id}.* sluice login"):
         upload(Service(store, PART), "d", file)
     assert store.parts == {}
-    upload_key(Service(store, PART), again=True)
+    upload_key(Service(store, PART), accept_changes=True)
     upload(Service(store, PART), "d", file)
 
 
@@ -450,7 +450,7 @@ def test_a_store_that_does_not_take_it_is_said_with_a_way_to_go_on(store, file, 
     store.script = script
     service = Service(store, PART)
     with pytest.raises(CannotRun, match=r"part 1 of .* did not reach the store .* sluice datasets upload d "):
-        upload(service, "d", file, pause=lambda _: None)
+        upload(service, "d", file, sleep=lambda _: None)
     assert len(service.signed) == attempts
 
 
@@ -461,7 +461,7 @@ def test_a_file_that_changes_meanwhile_is_not_sealed(store, file):
                 out.write(b"other")
 
     with pytest.raises(CannotRun, match="changed while it was sent"):
-        upload(Service(store, PART), "d", file, tell=write)
+        upload(Service(store, PART), "d", file, on_progress=write)
 
 
 def test_a_file_that_shrinks_meanwhile_is_not_sealed(store, file):
@@ -470,7 +470,7 @@ def test_a_file_that_shrinks_meanwhile_is_not_sealed(store, file):
             os.truncate(file, 2 * PART - 5)
 
     with pytest.raises(CannotRun, match="became shorter"):
-        upload(Service(store, PART), "d", file, tell=cut, pause=lambda _: None)
+        upload(Service(store, PART), "d", file, on_progress=cut, sleep=lambda _: None)
 
 
 def test_another_file_cannot_go_on_where_one_stopped(store, file):

@@ -146,7 +146,7 @@ def sluice(server, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("httpx._transports.default.create_ssl_context", lambda *_, **__: CONTEXT)
     monkeypatch.chdir(tmp_path)
     for waiting in (Sluice.__init__, Release.download, upload.upload):
-        monkeypatch.setitem(waiting.__kwdefaults__, "pause", lambda _: None)
+        monkeypatch.setitem(waiting.__kwdefaults__, "sleep", lambda _: None)
     np.savez(tmp_path / "data.npz", x=np.zeros((4, 8, 8), np.uint8), y=np.zeros(4, np.int64))
     (tmp_path / "plan.json").write_text('{"kind": "swd_one_shot", "directions": 10}')
     mine = {"home", "data.npz", "plan.json"}
@@ -237,11 +237,11 @@ def test_a_malformed_answer_is_one_sentence_and_leaves_nothing_behind(case, serv
 
 
 def test_an_answer_without_an_end_is_not_kept_in_memory(server, sluice, monkeypatch):
-    monkeypatch.setattr("sluice.client.api._LARGEST", 1 << 20)
+    monkeypatch.setattr("sluice.client.http._MAX_ANSWER_BYTES", 1 << 20)
     server.reply = of(b"[" + b"1," * (1 << 20) + b"1]")
     for name in ("datasets list", "ledger show", "login", "audit-log export"):
         code, _, err, left = sluice(name)
-        assert (code, "not the answer of a Sluice service" in err, left) == (1, True, set())
+        assert (code, "not from a Sluice service" in err, left) == (1, True, set())
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def same(one, two):
 
 def test_a_release_is_found_by_name_downloaded_and_verified(service, release, published, tmp_path):
     told = []
-    release.download(tmp_path / "pets", tell=lambda done, total: told.append((done, total)))
+    release.download(tmp_path / "pets", on_progress=lambda done, total: told.append((done, total)))
     assert same(tmp_path / "pets", published[0])
     total = sum(each["size"] for each in service.files)
     assert told[-1] == (total, total)
@@ -76,7 +76,7 @@ def test_a_name_nobody_gave(service):
 
 def test_a_line_cut_again_and_again_is_picked_up_where_it_ended(service, release, published, tmp_path):
     service.cut_after = 4000
-    release.download(tmp_path / "pets", pause=lambda _: None)
+    release.download(tmp_path / "pets", sleep=lambda _: None)
     assert same(tmp_path / "pets", published[0])
     starts = [start for path, start in service.ranges if path == "data/images.zip"]
     assert starts == list(range(4000, (published[0] / "data/images.zip").stat().st_size, 4000))
@@ -93,7 +93,7 @@ def test_a_download_that_ended_goes_on_with_the_next(resume, service, release, p
 
     service.cut_after = 4000
     with pytest.raises(Enough):
-        release.download(tmp_path / "pets", pause=lambda _: None, tell=end)
+        release.download(tmp_path / "pets", sleep=lambda _: None, on_progress=end)
     whole = sum(path.is_file() and path.suffix != ".part" for path in (tmp_path / "pets").rglob("*"))
     service.cut_after, service.ranges, service.asked = None, [], []
     release.download(tmp_path / "pets", resume=resume)
@@ -109,29 +109,29 @@ def test_a_store_without_ranges_gives_all_of_a_file_again(service, release, publ
         pauses.append(seconds)
         service.cut_after, service.has_ranges = None, False
 
-    release.download(tmp_path / "pets", pause=heal)
+    release.download(tmp_path / "pets", sleep=heal)
     assert pauses == [0.5]
     assert same(tmp_path / "pets", published[0])
 
 
 def test_a_store_that_gives_nothing_is_not_asked_for_ever(service, release, tmp_path):
     service.cut_after, pauses = 0, []
-    with pytest.raises(CannotRun, match="what did is kept"):
-        release.download(tmp_path / "pets", pause=pauses.append)
+    with pytest.raises(CannotRun, match="run the same command again to resume"):
+        release.download(tmp_path / "pets", sleep=pauses.append)
     assert pauses == [1, 2, 4, 8, 16, 32]
 
 
 def test_other_bytes_than_promised_never_take_the_place_of_a_file(service, release, tmp_path):
     honest = (service.directory / "privacy.json").read_bytes()
     service.instead["privacy.json"] = honest.replace(b"1", b"2")
-    with pytest.raises(CannotRun, match=r"privacy\.json did not arrive whole"):
-        release.download(tmp_path / "pets", pause=lambda _: None)
+    with pytest.raises(CannotRun, match=r"privacy\.json did not arrive completely"):
+        release.download(tmp_path / "pets", sleep=lambda _: None)
     assert not (tmp_path / "pets/privacy.json").exists()
 
 
 def test_an_address_that_expired_is_asked_for_again(service, release, published, tmp_path):
     service.expired = {1}
-    release.download(tmp_path / "pets", pause=lambda _: None)
+    release.download(tmp_path / "pets", sleep=lambda _: None)
     assert same(tmp_path / "pets", published[0])
 
 
@@ -141,8 +141,8 @@ def test_a_service_cannot_write_outside_of_the_directory(service, release, tmp_p
     service.answer = lambda *_: json.dumps(
         {"files": [service.files[0] | {"url": f"{service.url}/x"}], "keys": []}
     ).encode()
-    with pytest.raises(CannotRun, match="does not belong into a directory"):
-        release.download(tmp_path / "pets", pause=lambda _: None)
+    with pytest.raises(CannotRun, match="is not a path inside a release"):
+        release.download(tmp_path / "pets", sleep=lambda _: None)
     assert not [each for each in tmp_path.rglob("*") if each.is_file() and "home" not in each.parts]
 
 
@@ -181,7 +181,7 @@ def test_as_a_torch_dataset_and_as_a_pandas_frame(published):
     assert frame.columns.tolist() == ["image", "label", "label_index"]
     assert frame["label"].tolist() == [("cat", "dog", "a/b")[each] for each in y]
     assert np.array_equal(frame["image"][4], x[4])
-    with pytest.raises(CannotRun, match="say numpy, torch or pandas"):
+    with pytest.raises(CannotRun, match="choose numpy, torch or pandas"):
         release.load("excel")
 
 
@@ -279,7 +279,7 @@ def test_a_classifier_is_verified_and_asked(tmp_path, sluice):  # noqa: F811
 
 
 def test_samples_are_no_classifier(published):
-    with pytest.raises(CannotRun, match="no classifier"):
+    with pytest.raises(CannotRun, match="not a classifier"):
         Release(published[0]).classifier()
 
 
@@ -295,14 +295,13 @@ class Absent(importlib.abc.MetaPathFinder):
 
 FORBIDDEN = set(json.loads(sys.argv[3]))
 sys.meta_path.insert(0, Absent())
-from sluice.client.api import Sluice
-from sluice.client.release import Release
+import sluice
 directory, url = sys.argv[1:3]
 if url:
-    release = Sluice(url, "sl_x").release("pets")
+    release = sluice.Sluice(url, "sl_x").release("pets")
     release.download(directory)
 else:
-    release = Release(directory)
+    release = sluice.Release(directory)
 verified = release.verify(online=bool(url))
 x, y = release.load()
 made = release.synthesizer().sample(300, seed=7)

@@ -395,7 +395,7 @@ def test_a_service_cannot_slip_in_a_key_after_the_first_meeting(here, originals,
     with Sluice(service.url) as client:
         trust.pin_signing_keys(client)
         assert sluice("verify", here / "a")[0] == 3
-        trust.pin_signing_keys(client, again=True)  # as sluice login does: a person decided
+        trust.pin_signing_keys(client, accept_changes=True)  # as sluice login does: a person decided
         assert sluice("verify", here / "a")[0] == 0
 
 

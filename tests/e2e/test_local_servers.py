@@ -229,9 +229,9 @@ def test_tools_of_seaweedfs_get_and_change_nothing_for_another_user(up, state, a
 
 def test_the_api_speaks_https_with_the_certificate_it_is_given(up, monkeypatch):
     # `up` is ready, so its own health probes have passed.
-    with Sluice(up.url, pause=lambda _: None) as stranger, pytest.raises(CannotRun, match="SSL_CERT_FILE"):
+    with Sluice(up.url, sleep=lambda _: None) as stranger, pytest.raises(CannotRun, match="SSL_CERT_FILE"):
         stranger.signing_keys()
-    with Sluice(f"http://127.0.0.1:{up.port}", pause=lambda _: None) as plain, pytest.raises(CannotRun):
+    with Sluice(f"http://127.0.0.1:{up.port}", sleep=lambda _: None) as plain, pytest.raises(CannotRun):
         plain.signing_keys()
     monkeypatch.setenv("SSL_CERT_FILE", str(up.certificate))
     with Sluice(up.url) as service:

@@ -73,7 +73,7 @@ def export(
 ) -> "Json | None":
     """Rows as JSON lines, the oldest first. Without filters the file can be verified."""
     filters = _filters(since, until, person=person, action=action, object=object)
-    rows = write_lines((dumps(row).encode() + b"\n" for row in service.audit_lines(**filters)), to)
+    rows = write_lines((dumps(row).encode() + b"\n" for row in service.export_audit_log(**filters)), to)
     return {"rows": rows, "to": str(to)} if to else None
 
 
@@ -112,7 +112,7 @@ def verify(
 
     def walk() -> Iterator[Any]:
         nonlocal seen
-        for row in _kept(file) if file else service.audit_lines():
+        for row in _kept(file) if file else service.export_audit_log():
             seen = seen or (isinstance(row, dict) and row.get("digest") == head)
             yield row
 

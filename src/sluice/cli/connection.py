@@ -180,12 +180,9 @@ def with_options(command: Callable[..., None], parameters: Iterable[inspect.Para
 @contextmanager
 def explain_unexpected_answers(url: str) -> Iterator[None]:
     """Answers are read as they should be. One that is not makes a sentence of whatever went wrong."""
-    from click import ClickException
-    from click.exceptions import Abort, Exit
-
     try:
         yield
-    except (CannotRun, OSError, ClickException, Abort, Exit):
+    except (CannotRun, OSError, typer.Abort, typer.Exit, typer.BadParameter):
         raise
     except Exception as problem:
         raise UnexpectedAnswer(url, problem) from None
@@ -252,8 +249,8 @@ def login(url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
         named = f"{who['name']} ({who['role']})"
         path = save(service.url, key)
         with suppress(Refused):  # an older service signs nothing
-            pin_signing_keys(service, again=True)
-            upload_key(service, again=True)
+            pin_signing_keys(service, accept_changes=True)
+            upload_key(service, accept_changes=True)
         if as_json:
             print_json({"url": service.url, "file": str(path), **who})
         else:

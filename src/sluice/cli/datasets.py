@@ -183,7 +183,7 @@ def review(
         raise CannotRun("say what you decide: one of --accept, --join ACCOUNT and --reject")
     decision = "accept" if accept else "reject" if reject else "join"
     service.review_dataset(id, decision, reason=reason, account=join)
-    return service.dataset(id) if reject else service.checked(id)
+    return service.dataset(id) if reject else service.wait_checked(id)
 
 
 @app.command()
@@ -219,7 +219,7 @@ def delete(
     The budget of the people in it stays as it is.
     """
     deleted = service.delete_dataset(id, reason=reason)
-    return deleted if detach or deleted["removed_at"] else service.removed(id)
+    return deleted if detach or deleted["removed_at"] else service.wait_removed(id)
 
 
 def _send(service: "Sluice", id: str, file: Path, detach: bool) -> "Json":
@@ -227,11 +227,11 @@ def _send(service: "Sluice", id: str, file: Path, detach: bool) -> "Json":
 
     total = file.stat().st_size if file.is_file() else 0
     with bar("bytes") as update:
-        sealed = upload(service, id, file, tell=lambda done: update(file.name, done, total))
+        sealed = upload(service, id, file, on_progress=lambda done: update(file.name, done, total))
     if detach:
         return sealed
     with output(stderr=True).status("the private side checks the file"):
-        return service.checked(id)
+        return service.wait_checked(id)
 
 
 def _schema(file: Path | None, image: str | None, classes: str | None) -> Any:

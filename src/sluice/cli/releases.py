@@ -1,6 +1,7 @@
 """`sluice releases`: draft, review, publish, withdraw; and for analysts find, download, verify, sample."""
 
 from enum import StrEnum
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -110,7 +111,7 @@ def _found(service: "Sluice", release: str) -> str:
 
 def _built(service: "Sluice", id: str) -> "Json":
     with bar("samples") as update:
-        return service.built(
+        return service.wait_built(
             id, lambda one: update(_state(one), one["progress"]["done"], one["progress"]["count"])
         )
 
@@ -245,7 +246,7 @@ def discard(service: "Sluice", release: Id) -> "Json":
 def publish(service: "Sluice", release: Id, detach: Detach = False) -> "Json":
     """Sign an approved bundle and put it where analysts can download it."""
     view = service.publish(_found(service, release))
-    return view if detach else service.published(view["id"])
+    return view if detach else service.wait_published(view["id"])
 
 
 @app.command()
@@ -258,7 +259,7 @@ def withdraw(
 ) -> "Json":
     """Take a release back: links die, the signed list names it. What it cost stays spent."""
     view = service.withdraw(_found(service, release), reason)
-    return view if detach else service.published(view["id"])
+    return view if detach else service.wait_published(view["id"])
 
 
 @app.command()
@@ -298,7 +299,7 @@ def download(
     if to is None and ("/" in name or name.startswith(".")):
         raise CannotRun(f"a directory cannot be called {name}: name one")
     with bar("bytes") as update:
-        found.download(to or Path(name), review=review, tell=lambda done, total: update(name, done, total))
+        found.download(to or Path(name), review=review, on_progress=partial(update, name))
     from sluice.client.verify import verify_reviewed
 
     return verify_reviewed(found.directory, found.view["digest"]) if review else found.verify()

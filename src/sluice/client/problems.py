@@ -1,4 +1,4 @@
-"""What the command says when it cannot do what was asked: one sentence and a way out, no traceback."""
+"""Errors of the client. Each message is one sentence that says what is wrong and what to do."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,16 +9,20 @@ if TYPE_CHECKING:
 
 
 class CannotRun(Exception):
-    """The message is shown as it is, after the program's name."""
+    """Base of all client errors. The command prints the message and ends with `exit_code`."""
 
     exit_code = 1
 
     def to_dict(self) -> dict[str, Any]:
-        return {"slug": "cannot-run", "title": "The command cannot do this", "detail": str(self)}
+        return {"slug": "cannot-run", "title": "The command cannot run", "detail": str(self)}
+
+
+class Unreachable(CannotRun):
+    """The service did not answer."""
 
 
 class Refused(CannotRun):
-    """A service said no: the problem it named, and every number in it that helps to ask again."""
+    """The service refused a request: `slug` names the problem, `fields` has its values (docs/api.md)."""
 
     def __init__(self, *, status: int, slug: str, title: str, detail: str, **fields: Any) -> None:
         super().__init__(f"{title}: {detail}")
@@ -27,31 +31,31 @@ class Refused(CannotRun):
 
     def __str__(self) -> str:
         shown = {k: v for k, v in self.fields.items() if k != "request_id" or self.status >= 500}
-        lines = f"{self.title}: {self.detail}", *(f"  {line}" for line in _lines(shown))
+        lines = f"{self.title}: {self.detail}", *(f"  {line}" for line in _field_lines(shown))
         return "\n".join(inert(line, lines=False) for line in lines)
 
     def to_dict(self) -> dict[str, Any]:
-        named = {"status": self.status, "slug": self.slug, "title": self.title, "detail": self.detail}
-        return named | self.fields
+        standard = {"status": self.status, "slug": self.slug, "title": self.title, "detail": self.detail}
+        return standard | self.fields
 
 
 class UnexpectedAnswer(CannotRun):
-    """An answer of another form than expected; says where that was noticed, and no value of it."""
+    """An answer has another form than expected. The message says where, without quoting values."""
 
     def __init__(self, url: str, problem: Exception) -> None:
         import traceback
         from pathlib import Path
 
-        place = traceback.extract_tb(problem.__traceback__)[-1]
-        at = f"{type(problem).__name__}, {Path(place.filename).name}:{place.lineno}"
+        frame = traceback.extract_tb(problem.__traceback__)[-1]
+        place = f"{type(problem).__name__}, {Path(frame.filename).name}:{frame.lineno}"
         super().__init__(
-            f"{url} gave an answer that this version does not understand ({at}): "
-            "look at --url, or ask its operator which version it runs"
+            f"{url} gave an answer that this version does not understand ({place}): "
+            "check --url, or ask its operator which version it runs"
         )
 
 
 class NotVerified(CannotRun):
-    """A bundle is not what was signed, or was withdrawn; `slug` says which (src/sluice/release/attest.py)."""
+    """A release is not what was signed, or was withdrawn; `slug` says which."""
 
     def __init__(self, problem: "Problem") -> None:
         super().__init__(f"{problem.title}: {problem.detail}")
@@ -62,17 +66,17 @@ class NotVerified(CannotRun):
         return self.problem.to_dict()
 
 
-def _lines(fields: dict[str, Any]) -> list[str]:
+def _field_lines(fields: dict[str, Any]) -> list[str]:
     lines = []
     for name, value in fields.items():
         if name == "errors" and isinstance(value, list):
-            lines += [f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in value]
+            lines += [f"{'.'.join(map(str, error['loc'][1:]))}: {error['msg']}" for error in value]
         elif isinstance(value, dict):
             lines.append(
-                f"{_words(name)}: " + ", ".join(f"{_words(k)} {_value(k, v)}" for k, v in value.items())
+                f"{_words(name)}: " + ", ".join(f"{_words(k)} {_text(k, v)}" for k, v in value.items())
             )
         else:
-            lines.append(f"{_words(name)}: {_value(name, value)}")
+            lines.append(f"{_words(name)}: {_text(name, value)}")
     return lines
 
 
@@ -80,7 +84,7 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _value(name: str, value: Any) -> str:
+def _text(name: str, value: Any) -> str:
     if value is None:
         return "none"
     if name == "cost":

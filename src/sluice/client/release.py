@@ -1,14 +1,15 @@
-"""A release as an analyst has it: downloaded, verified, loaded, sampled from. Loading never runs code.
+"""A release on this machine: download, verify, load, sample. Loading runs no code from the release.
 
 release = Sluice(url, key).release("digits")        # or Release("digits") for a directory
 release.download("digits")
 release.verify()
 x, y = release.load()
 images = release.synthesizer().sample(100, label=3, seed=7).images
-labels = release.classifier().predict(images)       # of a release that is a classifier
+labels = release.classifier().predict(images)       # if the release is a classifier
 """
 
 import hashlib
+import io
 import json
 import re
 import time
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from sluice.client.api import Json, Sluice
+from sluice.client.api import Sluice
+from sluice.client.http import Json
 from sluice.client.problems import CannotRun, NotVerified
 
 if TYPE_CHECKING:
@@ -27,13 +29,15 @@ if TYPE_CHECKING:
     from sluice.generators.image import ImageSynthesizer
 
 _ATTEMPTS = 6
-_PATIENCE = httpx.Timeout(60, connect=10)
-_NAME = re.compile(r"[A-Za-z0-9_-][\w.-]*(/[A-Za-z0-9_-][\w.-]*)*", re.ASCII)
+_TIMEOUT = httpx.Timeout(60, connect=10)
+_FILE_NAME = re.compile(r"[A-Za-z0-9_-][\w.-]*(/[A-Za-z0-9_-][\w.-]*)*", re.ASCII)
 
-Tell = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 
 
 class Release:
+    """A release in a directory, or one of a service that can be downloaded into a directory."""
+
     def __init__(
         self, directory: str | Path | None = None, *, service: Sluice | None = None, view: Json | None = None
     ) -> None:
@@ -43,7 +47,7 @@ class Release:
     @property
     def directory(self) -> Path:
         if self._directory is None:
-            raise CannotRun("the release is not here yet: download(directory) it first")
+            raise CannotRun("the release is not on this machine yet: call download(directory) first")
         return self._directory
 
     def download(
@@ -52,69 +56,73 @@ class Release:
         *,
         resume: bool = True,
         review: bool = False,
-        tell: Tell = lambda _done, _all: None,
-        pause: Callable[[float], None] = time.sleep,
+        on_progress: OnProgress = lambda _done, _total: None,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> Path:
-        """Fetches the files that are not here yet; a cut one goes on where it ended. `tell` hears bytes.
+        """Downloads the files that are missing and resumes incomplete ones; `on_progress` gets byte counts.
 
-        `review` fetches the bundle under review, which has no statement and no signature yet.
+        `review` downloads the bundle under review, which has no statement and no signature yet.
         """
         if self.service is None:
             raise CannotRun("a release in a directory is downloaded already")
         if self.view["state"] in ("withdrawing", "withdrawn"):
             from sluice.release.attest import ReleaseWithdrawn
 
-            raise NotVerified(ReleaseWithdrawn(f"It was taken back: {self.view['reason']}"))
+            raise NotVerified(ReleaseWithdrawn(f"It was withdrawn: {self.view['reason']}"))
         if not self.view.get("files"):
             raise CannotRun(f"the release is {self.view.get('state')}: there are no files yet")
         from sluice.client.trust import pin_signing_keys
 
         pin_signing_keys(self.service)
-        wanted = {each["path"] for each in self.view["files"]} | (set() if review else {"attestation.json"})
+        paths = {file["path"] for file in self.view["files"]} | (set() if review else {"attestation.json"})
         sign = partial(self.service.downloads, self.view["id"], review=review)
-        files = sign(sorted(wanted))
-        total, done = sum(each["size"] for each in files), 0
-        to = Path(directory)
-        with httpx.Client(timeout=_PATIENCE) as store:
+        files = sign(sorted(paths))
+        total, done = sum(file["size"] for file in files), 0
+        target = Path(directory)
+        with httpx.Client(timeout=_TIMEOUT) as store:
             for file in files:
-                _fetch(
-                    sign, store, file, to, resume, lambda here, before=done: tell(before + here, total), pause
-                )
-                done += file["size"]
-                tell(done, total)
-        self._directory = to
-        return to
 
-    def verify(self, **more: Any) -> Json:
-        """What the release states, once all of it was checked; `NotVerified` if it does not hold."""
+                def report(size: int, before: int = done) -> None:
+                    on_progress(before + size, total)
+
+                _fetch(sign, store, file, target, resume, report, sleep)
+                done += file["size"]
+                on_progress(done, total)
+        self._directory = target
+        return target
+
+    def verify(self, **options: Any) -> Json:
+        """Same as `sluice.verify` for the directory of this release."""
         from sluice.client.verify import verify
 
-        return verify(self.directory, **more)
+        return verify(self.directory, **options)
 
     @property
     def manifest(self) -> Json:
-        return self._json("manifest.json")
+        manifest: Json = self._json("manifest.json")
+        return manifest
 
     @property
     def privacy(self) -> Json:
         """What the release cost: event, epsilon by each accountant, delta, relation."""
-        return self._json("privacy.json")
+        privacy: Json = self._json("privacy.json")
+        return privacy
 
     @property
     def classes(self) -> list[str]:
-        found: list[str] = self._json("schema.json")["classes"]
-        return found
+        classes: list[str] = self._json("schema.json")["classes"]
+        return classes
 
     @property
     def is_classifier(self) -> bool:
-        """Whether it is a classifier, and not samples with their synthesizer."""
+        """Whether the release is a classifier instead of samples with their synthesizer."""
         return (self.directory / "classifier.json").exists()
 
     def load(self, kind: str = "numpy") -> Any:
-        """The samples: `numpy` arrays (x, y), a `torch` Dataset of images in [0, 1] as C, H, W with their
-        labels, or a `pandas` frame with image, label and label_index."""
+        """The samples: `numpy` arrays (x, y), a `torch` dataset of images in [0, 1] as C, H, W with labels,
+        or a `pandas` frame with image, label and label_index."""
         if self.is_classifier:
-            raise CannotRun("this release is a classifier and has no samples: classifier() gives it")
+            raise CannotRun("this release is a classifier without samples: call classifier()")
         x, y = self._arrays()
         if kind == "numpy":
             return x, y
@@ -127,35 +135,33 @@ class Release:
         if kind == "pandas":
             import pandas
 
-            named = [self.classes[each] for each in y]
-            return pandas.DataFrame({"image": list(x), "label": named, "label_index": y})
-        raise CannotRun(f"{kind!r} is no way to load a release: say numpy, torch or pandas")
+            names = [self.classes[index] for index in y]
+            return pandas.DataFrame({"image": list(x), "label": names, "label_index": y})
+        raise CannotRun(f"a release cannot be loaded as {kind!r}: choose numpy, torch or pandas")
 
     def synthesizer(self) -> "ImageSynthesizer":
-        """The trained generator, on this machine's processor: `.sample(count, seed=7, label=3)`."""
+        """The trained generator, on this machine's CPU: `.sample(count, seed=7, label=3)`."""
         from sluice.generators.image import ARCHITECTURE, WEIGHTS, ImageSynthesizer
 
         if self.is_classifier:
-            raise CannotRun("this release is a classifier, which draws nothing: classifier() gives it")
+            raise CannotRun("this release is a classifier, which generates nothing: call classifier()")
         return ImageSynthesizer.from_files({name: self._bytes(name) for name in (ARCHITECTURE, WEIGHTS)})
 
     def classifier(self) -> "Classifier":
-        """The adapted classifier, on this machine's processor: `.predict(images)`, uint8 as N, H, W, C."""
+        """The trained classifier, on this machine's CPU: `.predict(images)`, uint8 as N, H, W, C."""
         from sluice.generators.classifier import ARCHITECTURE, WEIGHTS, Classifier
 
         if not self.is_classifier:
-            raise CannotRun("this release is no classifier: it has samples, and a synthesizer to draw more")
+            raise CannotRun("this release is not a classifier: call load() or synthesizer()")
         return Classifier.from_files({name: self._bytes(name) for name in (ARCHITECTURE, WEIGHTS)})
 
     def _arrays(self) -> Any:
-        """Whichever of the formats is here."""
-        import io
-
+        """Images and labels from whichever format the release has."""
         import numpy as np
 
         if (self.directory / "data/images.npz").exists():
-            with np.load(self.directory / "data/images.npz", allow_pickle=False) as held:
-                return held["x"], held["y"]
+            with np.load(self.directory / "data/images.npz", allow_pickle=False) as arrays:
+                return arrays["x"], arrays["y"]
         if (self.directory / "data/images.parquet").exists():
             import pyarrow.parquet
 
@@ -164,14 +170,14 @@ class Release:
         else:
             import zipfile
 
-            with zipfile.ZipFile(io.BytesIO(self._bytes("data/images.zip"))) as held:
-                named = [(Path(name), held.read(name)) for name in held.namelist() if name.endswith(".png")]
-            pictures = [picture for _, picture in named]
-            # A folder is called by number and name: 003-cat.
-            y = np.array([int(path.parent.name.split("-")[0]) for path, _ in named], dtype=np.int64)
+            with zipfile.ZipFile(io.BytesIO(self._bytes("data/images.zip"))) as archive:
+                names = [name for name in archive.namelist() if name.endswith(".png")]
+                pictures = [archive.read(name) for name in names]
+            # Folders are named by number and class: 003-cat.
+            y = np.array([int(Path(name).parent.name.split("-")[0]) for name in names], dtype=np.int64)
         from PIL import Image
 
-        return np.stack([np.asarray(Image.open(io.BytesIO(each))) for each in pictures]), y
+        return np.stack([np.asarray(Image.open(io.BytesIO(picture))) for picture in pictures]), y
 
     def _bytes(self, name: str) -> bytes:
         try:
@@ -192,59 +198,59 @@ def _fetch(
     file: Json,
     directory: Path,
     resume: bool,
-    tell: Callable[[int], None],
-    pause: Callable[[float], None],
+    on_progress: Callable[[int], None],
+    sleep: Callable[[float], None],
 ) -> None:
-    """One file, beside its place until it is whole and its hash is right."""
-    if not _NAME.fullmatch(file["path"]):
-        raise CannotRun(f"the service names a file {file['path']!r}, which does not belong into a directory")
-    place = directory / file["path"]
-    if place.is_file() and _sha256(place) == file["sha256"]:
+    """Downloads one file into a .part file beside it, which replaces it once its hash is right."""
+    if not _FILE_NAME.fullmatch(file["path"]):
+        raise CannotRun(f"the service names a file {file['path']!r}, which is not a path inside a release")
+    path = directory / file["path"]
+    if path.is_file() and _sha256(path) == file["sha256"]:
         return
-    # By its hash: what was begun of another build is not gone on with.
-    part = place.with_name(f".{place.name}.{file['sha256'][:16]}.part")
+    # The name contains the hash: a download of another build is not resumed.
+    part = path.with_name(f".{path.name}.{file['sha256'][:16]}.part")
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         if not resume:
             part.unlink(missing_ok=True)
         url, failures = file["url"], 0
         while failures < _ATTEMPTS:
             before = _size(part)
-            if _receive(store, url, part, file["size"], tell):
+            if _receive(store, url, part, file["size"], on_progress):
                 if _sha256(part) == file["sha256"]:
-                    part.replace(place)
+                    part.replace(path)
                     return
                 part.unlink()
-            # A line that is cut again and again still gets there, as long as each time something arrives.
+            # Repeated cuts are no failure as long as something arrives each time.
             failures = 0 if _size(part) > before else failures + 1
-            pause(0.5 * 2**failures)
-            [fresh] = sign([file["path"]])
-            url = fresh["url"]
+            sleep(0.5 * 2**failures)
+            [signed] = sign([file["path"]])
+            url = signed["url"]
     except OSError as problem:
-        raise CannotRun(f"{place} cannot be written ({problem.strerror}): name another directory") from None
-    raise CannotRun(
-        f"{file['path']} did not arrive whole: what did is kept, the same command goes on from there"
-    )
+        raise CannotRun(f"{path} cannot be written ({problem.strerror}): name another directory") from None
+    raise CannotRun(f"{file['path']} did not arrive completely: run the same command again to resume")
 
 
-def _receive(store: httpx.Client, url: str, part: Path, size: int, tell: Callable[[int], None]) -> bool:
-    """Adds to a part what it lacks; says whether all is there."""
-    begun = _size(part)
-    if begun > size:
+def _receive(
+    store: httpx.Client, url: str, part: Path, size: int, on_progress: Callable[[int], None]
+) -> bool:
+    """Appends what a .part file lacks; returns whether it is complete."""
+    start = _size(part)
+    if start > size:
         part.unlink()
-        begun = 0
-    if begun == size > 0:
+        start = 0
+    if start == size > 0:
         return True
     try:
-        wanted = {"Range": f"bytes={begun}-"} if begun else {}
-        with store.stream("GET", url, headers=wanted | {"Accept-Encoding": "identity"}) as answer:
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+        with store.stream("GET", url, headers=headers) as answer:
             if not answer.is_success:
                 return False
-            going_on = answer.headers.get("Content-Range", "").startswith(f"bytes {begun}-")
-            with part.open("ab" if begun and going_on else "wb") as out:
-                for block in answer.iter_raw():  # as it comes: a cut loses nothing that arrived
+            resumed = answer.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+            with part.open("ab" if start and resumed else "wb") as out:
+                for block in answer.iter_raw():  # raw, so that a cut connection loses nothing that arrived
                     out.write(block)
-                    tell(out.tell())
+                    on_progress(out.tell())
                     if out.tell() > size:
                         break
     except httpx.TransportError:

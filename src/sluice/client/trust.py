@@ -1,8 +1,8 @@
-"""What is remembered of each service: the keys it signs with, the key that uploads to it are encrypted for,
-and the newest list of withdrawn releases.
+"""What this machine stores about each service: its signing keys, the key that uploads are encrypted for, and
+the newest list of withdrawn releases.
 
-Keys are taken at the first meeting and at each `sluice login`, never in between: a service that was broken
-into later cannot hand out a key of its own. Whoever wants more than that gives `--key`.
+Keys are stored at first contact and at each `sluice login`, never in between, so a service that is
+compromised later cannot introduce a key of its own. `sluice verify --key` trusts the keys in a file instead.
 """
 
 import base64
@@ -13,8 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sluice.client.api import Json, Sluice
+from sluice.client.api import Sluice
 from sluice.client.config import config_file, write_private
+from sluice.client.http import Json
 from sluice.client.problems import CannotRun, NotVerified
 from sluice.envelope import WrappingKey
 from sluice.privacy.problems import Problem
@@ -25,7 +26,7 @@ Keys = dict[str, bytes]
 
 @dataclass(frozen=True, kw_only=True)
 class Trust:
-    """Public keys by id, the list of withdrawn releases if one is known, and where both come from."""
+    """Public keys by id, the list of withdrawn releases if there is one, and where both come from."""
 
     keys: Keys
     keys_from: str
@@ -37,97 +38,100 @@ def _path() -> Path:
     return config_file().with_name("trust.json")
 
 
-def remembered() -> dict[str, Any]:
+def stored() -> dict[str, Any]:
+    """What is stored about every service, by address."""
     try:
-        found: dict[str, Any] = json.loads(_path().read_text())
-        return found
+        services: dict[str, Any] = json.loads(_path().read_text())
+        return services
     except FileNotFoundError:
         return {}
     except (OSError, ValueError):
-        raise CannotRun(f"{_path()} cannot be read: remove it, and sluice login writes it anew") from None
+        raise CannotRun(f"{_path()} cannot be read: remove it and run sluice login") from None
 
 
-def _remember(url: str, **news: Any) -> None:
-    known = remembered()
-    known[url] = known.get(url, {"since": _now()}) | news
-    write_private(_path(), json.dumps(known, indent=1))
+def _store(url: str, **changes: Any) -> None:
+    services = stored()
+    services[url] = services.get(url, {"since": _now()}) | changes
+    write_private(_path(), json.dumps(services, indent=1))
 
 
-def pin_signing_keys(service: Sluice, *, again: bool = False) -> None:
-    """Takes the keys of a service that is not known yet; `again` also those it has had since."""
-    known = remembered().get(service.url, {}).get("keys", {})
-    if not known or again:
-        now = {one["id"]: one["public"] for one in service.signing_keys()}
-        if now.keys() - known.keys():
-            _remember(service.url, keys=known | now)
+def pin_signing_keys(service: Sluice, *, accept_changes: bool = False) -> None:
+    """Stores the keys of a service at first contact; later only with `accept_changes`, as at login."""
+    pinned = stored().get(service.url, {}).get("keys", {})
+    if not pinned or accept_changes:
+        current = {key["id"]: key["public"] for key in service.signing_keys()}
+        if current.keys() - pinned.keys():
+            _store(service.url, keys=pinned | current)
 
 
-def upload_key(service: Sluice, *, again: bool = False) -> WrappingKey:
-    """What uploads are encrypted for; like signing keys, a changed one is taken at `sluice login` only."""
+def upload_key(service: Sluice, *, accept_changes: bool = False) -> WrappingKey:
+    """The key that uploads are encrypted for. A changed key is refused without `accept_changes`."""
     try:
         key = WrappingKey(service.upload_key()["public"])
     except (ValueError, KeyError, TypeError, AttributeError):
         raise CannotRun(f"{service.url} offers no key to encrypt uploads for: ask its admin") from None
-    known = remembered().get(service.url, {}).get("upload_keys", [])
-    if key.id not in known:
-        if known and not again:
+    pinned = stored().get(service.url, {}).get("upload_keys", [])
+    if key.id not in pinned:
+        if pinned and not accept_changes:
             raise CannotRun(
                 f"{service.url} offers another key to encrypt uploads for ({key.id}) than before: ask its "
-                "admin whether it was changed; if so, sluice login takes the new one"
+                "admin whether it was changed; if so, sluice login accepts the new one"
             )
-        _remember(service.url, upload_keys=[*known, key.id])
+        _store(service.url, upload_keys=[*pinned, key.id])
     return key
 
 
-def of_service(url: str, *, online: bool = True, given: bytes | None = None) -> Trust:
-    """What is known of a service, with the list `given`, or its newest if in reach, or the last seen."""
-    known = remembered().get(url, {})
-    if not known.get("keys"):
-        raise CannotRun(f"no keys of {url} are known: sluice login --url {url}, or give them with --key")
-    keys = {id: base64.b64decode(text) for id, text in known["keys"].items()}
-    seen = _opened(known["revocations"].encode(), keys) if "revocations" in known else None
-    source = f"of {seen['issued_at']}, fetched {known['fetched']}" if seen else Trust.revocations_from
-    raw = given
-    if raw is None and online:
-        with suppress(CannotRun), Sluice(url) as service:
-            raw = service.revocations()
-    if raw is not None:
-        seen = _opened(raw, keys, seen)
-        source = f"of {seen['issued_at']}, " + ("given" if given else "fetched now")
-        _remember(url, revocations=raw.decode(), fetched=_now())
-    since = f"remembered for {url} since {known['since'][:10]}"
+def trust_for(
+    signing_key: str, key_file: Path | None = None, *, online: bool = True, revocations: bytes | None = None
+) -> Trust:
+    """What to check a statement with that was signed with this key.
+
+    Keys come from `key_file`, or else from the service that is stored with this key. The list of withdrawn
+    releases is the one passed in, or else the service's newest, or else the last one seen.
+    """
+    url = next((url for url, service in stored().items() if signing_key in service.get("keys", {})), None)
+    if key_file is None:
+        if url is None:
+            advice = "sluice login stores the keys of a service, or give those you trust with --key"
+            raise NotVerified(UnknownKey(f"Key {signing_key} is of no service known here: {advice}."))
+        return _of_service(url, online=online, revocations=revocations)
+    trust = _of_file(key_file, revocations=revocations)
+    if url is None or revocations:
+        return trust
+    service = _of_service(url, online=online)
+    return replace(trust, revocations=service.revocations, revocations_from=service.revocations_from)
+
+
+def _of_service(url: str, *, online: bool, revocations: bytes | None = None) -> Trust:
+    service = stored()[url]
+    keys = {id: base64.b64decode(text) for id, text in service["keys"].items()}
+    seen = _opened(service["revocations"].encode(), keys) if "revocations" in service else None
+    source = f"of {seen['issued_at']}, fetched {service['fetched']}" if seen else Trust.revocations_from
+    newest = revocations
+    if newest is None and online:
+        with suppress(CannotRun), Sluice(url) as client:
+            newest = client.revocations()
+    if newest is not None:
+        seen = _opened(newest, keys, seen)
+        source = f"of {seen['issued_at']}, " + ("given" if revocations else "fetched now")
+        _store(url, revocations=newest.decode(), fetched=_now())
+    since = f"remembered for {url} since {service['since'][:10]}"
     return Trust(keys=keys, keys_from=since, revocations=seen, revocations_from=source)
 
 
-def of_file(path: Path, *, given: bytes | None = None) -> Trust:
-    """Keys from a file: the JSON a service publishes, PEM, or the base64 of raw keys, one a line."""
+def _of_file(path: Path, *, revocations: bytes | None) -> Trust:
+    """Keys from a file: the JSON that a service publishes, PEM, or base64 of raw keys, one per line."""
     try:
-        keys = {key_id(each): each for each in _public_keys(path.read_text())}
+        keys = {key_id(key): key for key in _public_keys(path.read_text())}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise CannotRun(
             f"{path} holds no Ed25519 key: give the service's keys as JSON, PEM or base64"
         ) from None
-    known = {"keys": keys, "keys_from": f"in {path}"}
-    if given is None:
-        return Trust(**known)
-    seen = _opened(given, keys)
-    return Trust(**known, revocations=seen, revocations_from=f"of {seen['issued_at']}, given")
-
-
-def for_key(id: str, file: Path | None = None, *, online: bool = True, given: bytes | None = None) -> Trust:
-    """What to hold against a statement signed with this key: keys from a file if there is one, else those of
-    the service that is remembered to sign with it, which is asked for its newest list unless one is given."""
-    url = next((url for url, known in remembered().items() if id in known.get("keys", {})), None)
-    if url is None and file is None:
-        way_out = "sluice login takes the keys of a service, or give those you trust with --key"
-        raise NotVerified(UnknownKey(f"Key {id} is none of a service known here: {way_out}."))
-    trust = of_file(file, given=given) if file else None
-    if url is None or (trust and given):
-        return trust  # type: ignore[return-value]
-    known = of_service(url, online=online, given=given)
-    if trust is None:
-        return known
-    return replace(trust, revocations=known.revocations, revocations_from=known.revocations_from)
+    trust = Trust(keys=keys, keys_from=f"in {path}")
+    if revocations is None:
+        return trust
+    seen = _opened(revocations, keys)
+    return replace(trust, revocations=seen, revocations_from=f"of {seen['issued_at']}, given")
 
 
 def _public_keys(text: str) -> list[bytes]:
@@ -135,23 +139,23 @@ def _public_keys(text: str) -> list[bytes]:
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     if text.lstrip().startswith("-----BEGIN"):
-        found = load_pem_public_key(text.encode())
-        if not isinstance(found, Ed25519PublicKey):
-            raise ValueError("of another kind")
-        return [found.public_bytes_raw()]
+        key = load_pem_public_key(text.encode())
+        if not isinstance(key, Ed25519PublicKey):
+            raise ValueError("not an Ed25519 key")
+        return [key.public_bytes_raw()]
     if text.lstrip().startswith("{"):
-        lines = [one["public"] for one in json.loads(text)["keys"]]
+        lines = [key["public"] for key in json.loads(text)["keys"]]
     else:
         lines = text.split()
     keys = [base64.b64decode(line, validate=True) for line in lines]
-    if not keys or {len(each) for each in keys} != {32}:
-        raise ValueError("not keys of 32 bytes")
+    if not keys or {len(key) for key in keys} != {32}:
+        raise ValueError("a key does not have 32 bytes")
     return keys
 
 
-def _opened(raw: bytes, keys: Keys, seen: Json | None = None) -> Json:
+def _opened(envelope: bytes, keys: Keys, seen: Json | None = None) -> Json:
     try:
-        return open_revocations(raw, keys, seen=seen)
+        return open_revocations(envelope, keys, seen=seen)
     except Problem as problem:
         raise NotVerified(problem) from None
 

@@ -1,51 +1,54 @@
-"""Checks a downloaded release against public keys: that it is what was approved and signed."""
+"""Verifies a downloaded release: that it is what was approved and signed, with public keys alone."""
 
 import hashlib
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from sluice.client.api import Json
+from sluice.client.http import Json
 from sluice.client.problems import CannotRun, NotVerified
-from sluice.client.trust import for_key
+from sluice.client.trust import trust_for
 from sluice.privacy.problems import Problem
 from sluice.release import attest, owners
 
-_MOST_FILES = 100
+_MAX_FILES = 100
 
 
 def verify(
-    directory: Path,
+    directory: str | Path,
     *,
-    keys: Path | None = None,
+    keys: str | Path | None = None,
     revocations: bytes | None = None,
     online: bool = True,
     allow_expired_list: bool = False,
 ) -> Json:
-    """What a release states, once every byte of it was checked; else `NotVerified` says why not.
+    """Checks every byte, signature, epsilon and budget of a release, and that it was not withdrawn.
 
-    Trusted are the keys in a file, or of the service that is remembered to sign with this one; while `online`
-    it is asked for its newest list of withdrawn releases. A list that has expired is refused unless that is
-    allowed.
+    Returns what the release states; raises `NotVerified` otherwise. Trusted are the keys in the file `keys`,
+    or those stored for the service that signed. With `online`, that service is asked for its newest list of
+    withdrawn releases. An expired list is refused unless `allow_expired_list`.
     """
-    hashes, small = _read(directory)
-    if attest.ATTESTATION not in small:
+    directory = Path(directory)
+    hashes, contents = _read(directory)
+    if attest.ATTESTATION not in contents:
         raise NotVerified(
             attest.NotSigned(
-                "There is no attestation.json. A bundle that was fetched for review is neither signed nor "
+                "There is no attestation.json. A bundle that was downloaded for review is neither signed nor "
                 "published yet; download the release once it is."
             )
         )
-    envelope = small.pop(attest.ATTESTATION)
+    envelope = contents.pop(attest.ATTESTATION)
     try:
         [signature] = json.loads(envelope)["signatures"]
         key = str(signature["keyid"])
     except (ValueError, KeyError, TypeError, RecursionError):
         raise NotVerified(attest.BadSignature("There is no statement in attestation.json.")) from None
-    trust = for_key(key, keys, online=online, given=revocations)
+    trust = trust_for(key, Path(keys) if keys else None, online=online, revocations=revocations)
     try:
         checked = attest.check_release(
-            envelope, hashes=hashes, small=small, keys=trust.keys, revocations=trust.revocations
+            envelope, hashes=hashes, small=contents, keys=trust.keys, revocations=trust.revocations
         )
         if trust.revocations is not None and not allow_expired_list:
             attest.require_current(trust.revocations, datetime.now(UTC))
@@ -60,7 +63,7 @@ def verify(
         "published_at": checked.published_at,
         "epsilon": checked.epsilon,
         **{name: checked.privacy[name] for name in ("delta", "relation", "unit")},
-        "owners": [_owner(each) for each in owners.of(checked.privacy)],
+        "owners": [_owner(privacy) for privacy in owners.of(checked.privacy)],
         "together": owners.together(checked.privacy),
         "sources": checked.privacy.get("sources", []),
         "review": checked.review,
@@ -75,10 +78,10 @@ def verify(
 
 
 def verify_reviewed(directory: Path, digest: str) -> Json:
-    """Whether a directory holds exactly the bundle of a digest: what an approval of that digest is of."""
-    hashes, small = _read(directory)
-    sums = small.get(attest.SUMS, b"")
-    if hashes.get(attest.SUMS) != digest or sums != attest.sums(hashes) or attest.ATTESTATION in small:
+    """Checks that a directory holds exactly the bundle with this digest, which is what an approval covers."""
+    hashes, contents = _read(directory)
+    sums = contents.get(attest.SUMS, b"")
+    if hashes.get(attest.SUMS) != digest or sums != attest.sums(hashes) or attest.ATTESTATION in contents:
         raise NotVerified(
             attest.BundleAltered(
                 f"They are not exactly the bundle {digest}; download into an empty directory."
@@ -87,28 +90,31 @@ def verify_reviewed(directory: Path, digest: str) -> Json:
     return {"directory": str(directory), "bundle": digest, "signed": False, "published": False}
 
 
-def _owner(privacy: Json) -> Json:
-    """What is stated of one owner's records. Releases of older versions have no total that can be checked."""
-    named = {name: privacy[name] for name in ("epsilon", "delta", "relation")}
-    return named | {"total": privacy.get("total"), "budget": privacy["account"]["epsilon"]}
+def _owner(privacy: Mapping[str, Any]) -> Json:
+    """What is stated about one owner's records. Releases of older versions state no total."""
+    stated = {name: privacy[name] for name in ("epsilon", "delta", "relation")}
+    return stated | {"total": privacy.get("total"), "budget": privacy["account"]["epsilon"]}
 
 
 def _read(directory: Path) -> tuple[dict[str, str], dict[str, bytes]]:
-    """The hash of every file, and the bytes of those that are read. A link is no file."""
+    """The hash of every file except the attestation, and the contents of those that are parsed.
+
+    Symbolic links and special files are refused.
+    """
     if not directory.is_dir():
         raise CannotRun(f"{directory} is not a directory: name the one a release was downloaded to")
-    hashes, small = {}, {}
+    hashes, contents = {}, {}
     try:
-        found = [each for each in sorted(directory.rglob("*")) if each.is_symlink() or not each.is_dir()]
-        for path in found[:_MOST_FILES]:
+        paths = [path for path in sorted(directory.rglob("*")) if path.is_symlink() or not path.is_dir()]
+        for path in paths[:_MAX_FILES]:
             name = path.relative_to(directory).as_posix()
             if path.is_symlink() or not path.is_file():
                 raise NotVerified(attest.BundleAltered(f"{name} is not a file.", paths=[name]))
             if name in (attest.ATTESTATION, attest.MANIFEST, attest.PRIVACY, attest.SUMS):
-                small[name] = path.read_bytes()
+                contents[name] = path.read_bytes()
             if name != attest.ATTESTATION:
                 with path.open("rb") as file:
                     hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as problem:
         raise CannotRun(f"{problem.filename} cannot be read") from None
-    return hashes, small
+    return hashes, contents
