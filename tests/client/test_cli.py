@@ -18,9 +18,10 @@ from sqlalchemy import text
 
 from core.stores import s3
 from core.unwrap import FileKeys
+from local.__main__ import app
 from sluice.cli import jobs
 from sluice.cli.ledger import verify_account
-from sluice.cli.main import app, main
+from sluice.cli.main import main
 from sluice.client import config
 from sluice.client.api import Sluice
 from sluice.envelope import Stream, upload_context
