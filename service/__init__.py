@@ -1,1 +1,1 @@
-"""The HTTP service: requests in, rows out. Holds no private bytes and no torch."""
+"""The HTTP service. It never reads private records and does not depend on torch."""

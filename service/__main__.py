@@ -1,4 +1,4 @@
-"""Serves HTTP: `python -m service [--host H] [--port P]`."""
+"""Runs the HTTP service: `python -m service [--host H] [--port P]`."""
 
 import argparse
 import gc
@@ -14,29 +14,29 @@ from service.server import configuration
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(prog="python -m service", description=__doc__)
-    arguments.add_argument("--host", default="127.0.0.1")
-    arguments.add_argument("--port", type=int, default=8000)
-    where = arguments.parse_args()
+    parser = argparse.ArgumentParser(prog="python -m service", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    arguments = parser.parse_args()
     try:
         settings = load(ServiceSettings)
         _check_certificate(settings)
     except SettingsProblem as problem:
         sys.exit(f"sluice: {problem}")
     log.configure("service")
-    # The event loop waits this long for each busy thread of a route whenever it comes back from the kernel.
+    # Each time the event loop returns from the kernel, it waits this long for every busy route thread.
     sys.setswitchinterval(0.0005)
     app = create_app(settings)
-    # A full collection goes through all modules, for a quarter of a second in which nothing is answered.
+    # Excludes modules from garbage collection: a full one would block the event loop for 0.25 s.
     gc.collect()
     gc.freeze()
-    uvicorn.Server(configuration(app, settings, host=where.host, port=where.port)).run()
+    uvicorn.Server(configuration(app, settings, host=arguments.host, port=arguments.port)).run()
 
 
 def _check_certificate(settings: ServiceSettings) -> None:
     if settings.tls_cert:
         try:
-            # An empty password: a key that has one is refused here, in place of asking a terminal for it.
+            # An empty password refuses an encrypted key here instead of asking for one on the terminal.
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")
         except (OSError, ValueError):  # ssl.SSLError is an OSError

@@ -1,4 +1,4 @@
-"""Puts the HTTP service together."""
+"""Creates the FastAPI application."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,13 +29,13 @@ from sluice.envelope import WrappingKey
 
 # Four processes on one machine stay below PostgreSQL's default of 100 connections.
 POOL = 15
-STREAMS = 200  # of events, each of which looks at its job every second
+STREAMS = 200  # open event streams, each of which reads its job every second
 
 
 def create_app(settings: ServiceSettings) -> FastAPI:
     engine = connect(str(settings.database_url), pool_size=POOL)
-    # Of their own, so that health and well-known answers do not wait for the routes' connections.
-    apart = connect(str(settings.database_url), pool_size=1)
+    # A separate pool: health checks and well-known documents do not wait for the connections of routes.
+    health_engine = connect(str(settings.database_url), pool_size=1)
     store = s3.client_for(settings)
     queue = str(settings.queue_url)
     refusals = Refusals(engine)
@@ -46,7 +46,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         yield
         refusals.flush(all=True)
         engine.dispose()
-        apart.dispose()
+        health_engine.dispose()
         store.close()
 
     app = FastAPI(
@@ -60,9 +60,9 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     )
     app.state.settings = settings
     app.state.engine = engine
-    app.state.readiness = health.readiness(settings, apart)
-    app.state.signing_keys = Refreshed(lambda: releases.signing_keys(apart))
-    app.state.revocations = Refreshed(lambda: releases.newest_revocations(apart))
+    app.state.readiness = health.readiness(settings, health_engine)
+    app.state.signing_keys = Refreshed(lambda: releases.signing_keys(health_engine))
+    app.state.revocations = Refreshed(lambda: releases.newest_revocations(health_engine))
     app.state.uploads = UploadStore(store, settings.private_bucket)
     app.state.downloads = DownloadSigner(store, settings.public_bucket)
     app.state.upload_key = WrappingKey(settings.upload_public_key)
@@ -73,7 +73,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     problems.install(app)
     app.add_middleware(Bodies)
     app.state.admission = Admission(settings)
-    app.state.streams = Slots(total=STREAMS, each=STREAMS // 4)
+    app.state.streams = Slots(total=STREAMS, per_key=STREAMS // 4)
     in_memory = {
         "/healthz": health.healthz, "/readyz": health.readyz,
         "/.well-known/sluice-keys.json": releases.keys,

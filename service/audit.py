@@ -1,14 +1,14 @@
-"""Writes into the audit log who asks for what: a row before the route runs, a second one if it is refused.
+"""Writes the audit log: a row before a route runs, and a second one if the request is refused.
 
-A request whose row cannot be written is not served. Credentials that are no good, and requests above the
-limit of a key, are counted: one row a minute for each address or key, and one with the number of the rest.
+A request whose row cannot be written is not served. Bad credentials and requests above a rate limit are
+counted: per address or key and minute, one row for the first and one with the number of the others.
 """
 
 import threading
 import time
 import uuid
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from anyio import to_thread
 from fastapi import Request
@@ -21,7 +21,7 @@ from core.audit import Actor
 from core.tables import Key
 
 _log = log.get("audit")
-MOST_SOURCES = 1000  # counted apart in one minute; all others together
+MAX_SOURCES = 1000  # counted separately in one minute; all others are counted together
 
 
 def actor_of(request: Request, **person: Any) -> Actor:
@@ -30,7 +30,7 @@ def actor_of(request: Request, **person: Any) -> Actor:
 
 
 def record_request(request: Request, actor: Actor) -> None:
-    """The row of a request that was let in. Its number is kept for the answer."""
+    """Writes the row of an admitted request and remembers its number for rows that refer to it."""
     request.state.actor = actor
     engine: Engine = request.app.state.engine
     request.state.audit_number = audit.write(
@@ -39,7 +39,7 @@ def record_request(request: Request, actor: Actor) -> None:
 
 
 def record_download(request: Request, files: list[str]) -> None:
-    """Which files: a row of its own, since the body names them. It is safe before the answer leaves."""
+    """Writes a durable row with the file names, which are in the body, before the links are sent."""
     audit.write(
         request.app.state.engine, "download", [*_objects(request), *files], actor=request.state.actor,
         answers=request.state.audit_number,
@@ -47,13 +47,13 @@ def record_download(request: Request, files: list[str]) -> None:
 
 
 def record_redeemed(request: Request, key: Key) -> None:
-    """Nobody is authenticated yet: the invitation says who it is. The key is shown only after this."""
+    """Writes that an invitation was redeemed, by the person it was issued to, before the key is shown."""
     actor = actor_of(request, person=key.person_id, key=key.id)
     audit.write(request.app.state.engine, "invitation redeemed", [key.person_id, key.id], actor=actor)
 
 
 async def record_refusal(scope: Scope, status: int) -> None:
-    """If this row is lost, the log says that more was done than was: the answer leaves all the same."""
+    """Writes the row of a refused request. The response is sent even if this fails: nothing was done."""
     state = scope.get("state", {})
     if status < 400 or "audit_number" not in state:
         return
@@ -71,68 +71,56 @@ async def record_refusal(scope: Scope, status: int) -> None:
         _log.error("refusal_not_recorded", kind=type(problem).__name__)
 
 
-@dataclass(frozen=True)
-class _Refused:
-    """Requests that are not let in, of one kind and from one source."""
+class Refusal(NamedTuple):
+    """Requests of one kind and from one source that were not admitted."""
 
     action: str
     status: int
-    person: uuid.UUID | None = None
-    name: str | None = None
-    role: str | None = None
-    key: uuid.UUID | None = None
-    address: str | None = None
+    actor: Actor = Actor()
 
 
 class Refusals:
-    """Counts what is not let in, and writes it down now and then, so that a flood is no flood of rows."""
+    """Counts requests that were not admitted and writes the counts each minute, so a flood adds few rows."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._lock = engine, threading.Lock()
-        self._minute, self._counts = 0, dict[_Refused, int]()
+        self._minute, self._counts = 0, dict[Refusal, int]()
 
-    def count(self, refused: _Refused) -> None:
+    def count(self, refusal: Refusal) -> None:
         with self._lock:
             due = self._take_due()
-            if refused not in self._counts and len(self._counts) >= MOST_SOURCES:
-                refused = _Refused(refused.action, refused.status)
-            first = refused not in self._counts
-            self._counts[refused] = 0 if first else self._counts[refused] + 1
-        if first:
-            due = [*due, (refused, 1)]
-        self._write(due)
+            if refusal not in self._counts and len(self._counts) >= MAX_SOURCES:
+                refusal = Refusal(refusal.action, refusal.status)
+            first = refusal not in self._counts
+            self._counts[refusal] = 0 if first else self._counts[refusal] + 1
+        self._write([*due, (refusal, 1)] if first else due)
 
     def flush(self, *, all: bool = False) -> None:
-        """Writes what was counted in a minute that is over."""
+        """Writes the counts of past minutes; with `all`, those of the current minute too."""
         with self._lock:
             due = self._take_due(all=all)
         self._write(due)
 
-    def _take_due(self, *, all: bool = False) -> list[tuple[_Refused, int]]:
+    def _take_due(self, *, all: bool = False) -> list[tuple[Refusal, int]]:
         minute = int(time.time() // 60)
         if minute == self._minute and not all:
             return []
-        due = [(refused, more) for refused, more in self._counts.items() if more]
+        due = [(refusal, times) for refusal, times in self._counts.items() if times]
         self._minute, self._counts = minute, {}
         return due
 
-    def _write(self, due: list[tuple[_Refused, int]]) -> None:
-        for refused, times in due:
-            identity = {name: getattr(refused, name) for name in ("person", "name", "role", "key", "address")}
-            actor = Actor(**identity)
-            audit.write(
-                self._engine, refused.action, actor=actor, status=refused.status, times=times, durable=False
-            )
+    def _write(self, due: list[tuple[Refusal, int]]) -> None:
+        for (action, status, actor), times in due:
+            audit.write(self._engine, action, actor=actor, status=status, times=times, durable=False)
 
 
-def refused_sign_in(request: Request) -> None:
-    address = request.client.host if request.client else None
-    request.app.state.refusals.count(_Refused("sign-in", 401, address=address))
+def count_refused_sign_in(request: Request) -> None:
+    actor = replace(actor_of(request), request=None)
+    request.app.state.refusals.count(Refusal("sign-in", 401, actor))
 
 
-def refused_by_rate(request: Request, actor: Actor) -> None:
-    identity = (actor.person, actor.name, actor.role, actor.key, actor.address)
-    request.app.state.refusals.count(_Refused("any request", 429, *identity))
+def count_rate_limited(request: Request, actor: Actor) -> None:
+    request.app.state.refusals.count(Refusal("any request", 429, replace(actor, request=None)))
 
 
 def _action(request: Request) -> str:
@@ -141,7 +129,7 @@ def _action(request: Request) -> str:
 
 
 def _objects(request: Request) -> list[str]:
-    """The ids in the path; what is no id was typed by a person and is left out."""
+    """The ids in the path; anything that is not an id is text of the caller and is left out."""
     ids = []
     for value in request.path_params.values():
         try:

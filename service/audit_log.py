@@ -1,27 +1,24 @@
-"""HTTP for the audit log: pages for people, JSON lines to keep and to verify."""
+"""HTTP for the audit log: pages of JSON, or JSON lines to archive and verify."""
 
 import json
 import uuid
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
-from pydantic import Field
 from sqlalchemy import Select, select
 
 from core.audit import as_row
-from core.errors import Invalid
 from core.tables import AuditRow
 from service.auth import Admin
-from service.budget.routes import Moment
-from service.deps import Cursor, Page, SessionDep, View, answers
+from service.deps import Cursor, SessionDep, invalid_cursor, media_types
 from service.routing import Route
+from service.schemas import Moment, Page, SearchText, View
 
 router = APIRouter(tags=["audit log"], route_class=Route)
-Words = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f]*$")]
 
 
 class AuditRowView(View):
-    """`answers` is the number of the row that this one answers; `times` how often it happened."""
+    """`answers` is the number of the row this one refers to; `times` is how often it happened."""
 
     number: int
     at: str
@@ -41,23 +38,27 @@ class AuditRowView(View):
     digest: str
 
 
-@router.get("/v1/admin/audit-log", response_model=Page[AuditRowView], responses=answers("application/jsonl"))
+@router.get(
+    "/v1/admin/audit-log", response_model=Page[AuditRowView], responses=media_types("application/jsonl")
+)
 def show_audit_log(
     _: Admin,
     session: SessionDep,
-    person: Annotated[Words | None, Query(description="Name or id.")] = None,
-    action: Annotated[Words | None, Query(description="Part of it, as `download` or `DELETE /v1`.")] = None,
-    object: Annotated[Words | None, Query(description="Id of what was acted on, or a file's name.")] = None,
+    person: Annotated[SearchText | None, Query(description="Name or id.")] = None,
+    action: Annotated[
+        SearchText | None, Query(description="Part of an action, such as `download` or `DELETE /v1`.")
+    ] = None,
+    object: Annotated[SearchText | None, Query(description="Id of an object, or a file name.")] = None,
     since: Annotated[Moment | None, Query()] = None,
     until: Annotated[Moment | None, Query()] = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 50,
     cursor: Cursor = None,
     after: Annotated[int, Query(ge=0, le=2**62, description="With jsonl: rows after this number.")] = 0,
     format: Annotated[
-        Literal["json", "jsonl"], Query(description="jsonl: the oldest first, up to `limit` of them.")
+        Literal["json", "jsonl"], Query(description="jsonl: oldest first, up to `limit` rows.")
     ] = "json",
 ) -> Page[AuditRowView] | Response:
-    """Who did, saw or downloaded what, from where, when; the newest first."""
+    """Who did, saw or downloaded what, from where and when; newest first."""
     query = _filtered(person=person, action=action, object=object)
     if since is not None:
         query = query.where(AuditRow.at >= since)
@@ -69,7 +70,7 @@ def show_audit_log(
         return Response(lines, media_type="application/jsonl")
     if cursor is not None:
         if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
-            raise Invalid("The cursor is not one this service gave out; start without one.")
+            raise invalid_cursor()
         query = query.where(AuditRow.number < int(cursor))
     rows = session.scalars(query.order_by(AuditRow.number.desc()).limit(limit + 1)).all()
     shown = [AuditRowView.model_validate(as_row(row)) for row in rows[:limit]]

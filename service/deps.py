@@ -1,20 +1,23 @@
-"""What routes are given: a database session, a page of a list."""
+"""What routes and actions share: the database session, pages of a list, rows or 404."""
 
 import base64
 import binascii
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Query, Request
-from pydantic import BaseModel, ConfigDict
-from sqlalchemy import Select, tuple_
+from sqlalchemy import Select, UpdateBase, tuple_
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from core.errors import Invalid
+from core.errors import Invalid, NotFound, Problem
+from service.schemas import Page
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 
 async def _session(request: Request) -> Session:
@@ -23,47 +26,39 @@ async def _session(request: Request) -> Session:
 
 # Takes a connection with its first statement; service.routing.Route closes it in the thread of the route.
 SessionDep = Annotated[Session, Depends(_session)]
-Limit = Annotated[int, Query(ge=1, le=200, description="How many at most.")]
-Cursor = Annotated[str | None, Query(max_length=200, description="`next` of the page before.")]
+Cursor = Annotated[str | None, Query(max_length=200, description="`next` of the previous page.")]
 
 
-def answers(*kinds: str) -> dict[int | str, dict[str, Any]]:
-    """Says in the document what a route answers with when that is not JSON of a model."""
-    return {200: {"content": {kind: {"schema": {"type": "string"}} for kind in kinds}}}
+def media_types(*types: str) -> dict[int | str, dict[str, Any]]:
+    """Documents the content types of a route that does not answer with a JSON model."""
+    return {200: {"content": {media_type: {"schema": {"type": "string"}} for media_type in types}}}
 
 
-class Body(BaseModel):
-    """What a request may say: these fields and no others."""
+@dataclass(frozen=True)
+class _Paging:
+    limit: Annotated[int, Query(ge=1, le=200, description="Maximum number of items.")] = 50
+    cursor: Cursor = None
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class View(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class Page(View, Generic[T]):
-    items: list[T]
-    next: str | None = None
-
-
-def page(
-    session: Session, query: Select[Any], at: Any, id: Any, *, limit: int, cursor: str | None
-) -> tuple[Sequence[Any], str | None]:
-    """The newest first; a cursor names the last row seen, so that new rows do not shift pages."""
-    if cursor is not None:
-        query = query.where(tuple_(at, id) < tuple_(*_decoded(cursor)))
-    rows = session.scalars(query.order_by(at.desc(), id.desc()).limit(limit + 1)).all()
-    more = len(rows) > limit
-    rows = rows[:limit]
-    return rows, _encoded(rows[-1].__dict__[at.key], rows[-1].id) if more else None
+    def page(
+        self, session: Session, query: Select[T], model: Any, view: Callable[[Sequence[T]], list[V]]
+    ) -> Page[V]:
+        """Newest first. The cursor identifies the last row seen, so rows added later do not shift pages."""
+        at, id = model.created_at, model.id
+        if self.cursor is not None:
+            query = query.where(tuple_(at, id) < tuple_(*_decode(self.cursor)))
+        rows: list[Any] = list(session.scalars(query.order_by(at.desc(), id.desc()).limit(self.limit + 1)))
+        shown = rows[: self.limit]
+        return Page(items=view(shown), next=_encode(shown[-1]) if len(rows) > self.limit else None)
 
 
-def _encoded(at: datetime, id: uuid.UUID) -> str:
-    return base64.urlsafe_b64encode(f"{at.isoformat()} {id}".encode()).decode()
+Paging = Annotated[_Paging, Depends()]
 
 
-def _decoded(cursor: str) -> tuple[datetime, uuid.UUID]:
+def _encode(row: Any) -> str:
+    return base64.urlsafe_b64encode(f"{row.created_at.isoformat()} {row.id}".encode()).decode()
+
+
+def _decode(cursor: str) -> tuple[datetime, uuid.UUID]:
     try:
         at, id = base64.urlsafe_b64decode(cursor.encode()).decode().rsplit(" ", 1)
         when = datetime.fromisoformat(at)
@@ -71,4 +66,26 @@ def _decoded(cursor: str) -> tuple[datetime, uuid.UUID]:
             raise ValueError(cursor)
         return when, uuid.UUID(id)
     except (ValueError, binascii.Error, UnicodeError):
-        raise Invalid("The cursor is not one this service gave out; start without one.") from None
+        raise invalid_cursor() from None
+
+
+def invalid_cursor() -> Invalid:
+    return Invalid("The cursor was not issued by this service; start without one.")
+
+
+def find_row(session: Session, query: Select[T] | UpdateBase, name: str) -> T:
+    """The row a query selects or updates; otherwise 404, whether it does not exist or is not visible."""
+    row: T | None = session.scalars(query).one_or_none()
+    if row is None:
+        raise NotFound(f"No {name} that you may see has this id.")
+    return row
+
+
+def commit_new(session: Session, row: object, conflict: Problem) -> None:
+    """Inserts and commits a row, or raises `conflict` if a unique constraint refuses it."""
+    session.add(row)
+    try:
+        session.commit()
+    except IntegrityError:
+        session.rollback()
+        raise conflict from None

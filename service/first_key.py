@@ -1,4 +1,4 @@
-"""Prints the first admin's key and a second admin's invitation, once: `python -m service.first_key`."""
+"""Prints the first admin's key and the second admin's invitation: `python -m service.first_key`."""
 
 import sys
 
@@ -16,12 +16,12 @@ def main() -> None:
         sys.exit(f"sluice: {problem}")
     engine = connect(str(settings.database_url))
     with Session(engine) as session, session.begin():
-        made = first_admin(session)
+        admin = first_admin(session)
     engine.dispose()
-    if made is None:
+    if admin is None:
         sys.exit("sluice: there is an admin already; ask them for an invitation")
-    sys.stdout.write(f"{made.key}\n")
-    sys.stderr.write(f"{SECOND_ADMIN}: {made.second_admin}\n")
+    sys.stdout.write(f"{admin.key}\n")
+    sys.stderr.write(f"{SECOND_ADMIN}: {admin.second_admin}\n")
 
 
 if __name__ == "__main__":

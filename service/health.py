@@ -1,4 +1,4 @@
-"""Is this process alive, and does it have what it needs?"""
+"""Liveness and readiness: whether the process runs, and whether its servers answer."""
 
 import socket
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class Alive(BaseModel):
 
 
 class Ready(BaseModel):
-    """`needs` decides the status of the answer; `workers` is for people to look at."""
+    """`needs` determines the status code; `workers` is informational."""
 
     needs: dict[str, State]
     workers: dict[str, State]
@@ -42,17 +42,16 @@ async def healthz(_: Request) -> Response:
 @router.get("/readyz", response_model=Ready)
 async def readyz(request: Request) -> Response:
     readiness: Refreshed[Ready] = request.app.state.readiness
-    found = await readiness.get()
-    if "down" in found.needs.values():
-        down = ", ".join(name for name, state in found.needs.items() if state == "down")
-        raise NotReady(f"No answer from: {down}. Try again shortly.", needs=found.needs)
-    return Response(found.model_dump_json(), media_type="application/json")
+    ready = await readiness.get()
+    if down := ", ".join(name for name, state in ready.needs.items() if state == "down"):
+        raise NotReady(f"No answer from: {down}. Try again shortly.", needs=ready.needs)
+    return Response(ready.model_dump_json(), media_type="application/json")
 
 
 def readiness(settings: ServiceSettings, engine: Engine) -> Refreshed[Ready]:
-    """However many ask, the servers are asked by one thread and at most twice a second."""
+    """Checks the servers, in one thread and at most twice a second however many requests there are."""
 
-    def ask() -> Ready:
+    def check() -> Ready:
         serving: set[str] = set()
         needs = {
             "database": _try(lambda: serving.update(alive(engine))),
@@ -64,13 +63,13 @@ def readiness(settings: ServiceSettings, engine: Engine) -> Refreshed[Ready]:
         }
         return Ready(needs=needs, workers=workers)
 
-    return Refreshed(ask)
+    return Refreshed(check)
 
 
-def _try(ask: Callable[[], None]) -> State:
+def _try(check: Callable[[], None]) -> State:
     try:
-        ask()
-    except Exception:  # whatever it was, the part is of no use now
+        check()
+    except Exception:  # any failure means that the server cannot be used now
         return "down"
     return "ok"
 
@@ -83,7 +82,7 @@ def _ask_queue(settings: ServiceSettings) -> None:
 
 
 def _ask_store(settings: ServiceSettings) -> None:
-    # The service may not list or read anything here, so reaching the server is all there is to ask.
+    # The service has no permission to list or read, so it only checks that the server accepts connections.
     endpoint = settings.s3_endpoint
     host = endpoint.host if endpoint else f"s3.{settings.s3_region}.amazonaws.com"
     port = endpoint.port if endpoint else 443

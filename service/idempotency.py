@@ -1,4 +1,4 @@
-"""Idempotency keys: the same key and body get the first answer again, for ever."""
+"""Idempotency keys: a repeated request with the same key and body gets the first response again."""
 
 import hashlib
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Annotated, TypeVar
 
 from fastapi import Header
 from pydantic import BaseModel
-from sqlalchemy import select, update
+from sqlalchemy import ColumnElement, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -19,14 +19,14 @@ IdempotencyKey = Annotated[
     Header(
         alias="Idempotency-Key",
         pattern=r"^[\x21-\x7e]{1,200}$",
-        description="Makes a repeated request safe: the first answer is given again, for ever.",
+        description="Makes the request safe to repeat: the first response is stored and returned again.",
     ),
 ]
 V = TypeVar("V", bound=BaseModel)
 
 
 class KeyReused(Problem):
-    status, slug, title = 422, "idempotency-key-reused", "This key was used for another request"
+    status, slug, title = 422, "idempotency-key-reused", "Idempotency key already used for another request"
 
 
 def run_idempotent(
@@ -35,44 +35,46 @@ def run_idempotent(
     key: str | None,
     body: BaseModel,
     view: type[V],
-    make: Callable[[], V],
+    action: Callable[[], V],
 ) -> V:
-    """Makes the answer and remembers it in the same transaction, or gives the one remembered.
+    """Runs the action and stores its response in the same transaction, or returns the stored response.
 
-    A second request with the same key waits on the unique index until the first is committed or rolled back.
+    A second request with the same key waits on the unique index until the first transaction has ended.
     """
     if key is not None:
-        first = (
-            insert(Reply)
-            .values(person_id=principal.id, key=key, request=_digest(body))
-            .on_conflict_do_nothing()
-        )
-        if session.execute(first.returning(Reply.key)).one_or_none() is None:
-            told = stored_reply(session, principal, key, body, view)
-            if told is not None:
-                return told
-    answer = make()
+        claim = insert(Reply).values(person_id=principal.id, key=key, request=_digest(body))
+        claimed = session.execute(claim.on_conflict_do_nothing().returning(Reply.key)).one_or_none()
+        if claimed is None:
+            stored = stored_reply(session, principal, key, body, view)
+            if stored is not None:
+                return stored
+    response = action()
     if key is not None:
-        mine = (Reply.person_id == principal.id, Reply.key == key)
-        values = {"status": 200, "body": answer.model_dump(mode="json")}
-        # As stored: PostgreSQL orders the names in an object, and the first answer is to equal the others.
-        kept = session.execute(update(Reply).where(*mine).values(values).returning(Reply.body))
-        answer = view.model_validate(kept.scalar_one())
+        values = {"status": 200, "body": response.model_dump(mode="json")}
+        stored_body = session.scalars(
+            update(Reply).where(*_of(principal, key)).values(values).returning(Reply.body)
+        )
+        # PostgreSQL reorders the keys of an object; the first response must equal the repeated ones.
+        response = view.model_validate(stored_body.one())
     session.commit()
-    return answer
+    return response
 
 
 def stored_reply(
     session: Session, principal: Principal, key: str | None, body: BaseModel, view: type[V]
 ) -> V | None:
-    """The answer already given to this key, before any work is done for it again."""
-    mine = (Reply.person_id == principal.id, Reply.key == key)
-    found = session.execute(select(Reply.request, Reply.body).where(*mine)).one_or_none()
-    if found is None:
+    """The response stored for this person and key, if there is one."""
+    query = select(Reply.request, Reply.body).where(*_of(principal, key))
+    row = session.execute(query).one_or_none()
+    if row is None:
         return None
-    if found[0] != _digest(body):
+    if row.request != _digest(body):
         raise KeyReused("Use a new key for a new request, or send the first body again.")
-    return view.model_validate(found[1])
+    return view.model_validate(row.body)
+
+
+def _of(principal: Principal, key: str | None) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return Reply.person_id == principal.id, Reply.key == key
 
 
 def _digest(body: BaseModel) -> bytes:

@@ -1,4 +1,4 @@
-"""Limits on what one caller may ask of the service: size of a body, requests in a minute."""
+"""Limits per caller: size and duration of a body, requests per minute."""
 
 import asyncio
 import threading
@@ -11,10 +11,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core.errors import Problem
 
-MOST_REMEMBERED = 100_000  # keys or addresses that are counted at a time
+MAX_COUNTED = 100_000  # keys or addresses
 BODY_SECONDS = 60.0
-STRANGERS_BODY_SECONDS = 5.0  # where a body is read of somebody without a key
-LARGEST_BODY = 1 << 20  # rows travel straight to the bucket; a request only describes them
+ANONYMOUS_BODY_SECONDS = 5.0  # for a request without credentials
+LARGEST_BODY = 1 << 20  # files are uploaded directly to the store
 
 
 class TooMany(Problem):
@@ -22,7 +22,7 @@ class TooMany(Problem):
 
 
 class Bodies:
-    """Refuses a body above the limit by what arrives, whatever its header says, and one that is too slow."""
+    """Refuses a body that is too large, counted as it arrives whatever its header says, or too slow."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -30,13 +30,14 @@ class Bodies:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        known = any(name == b"authorization" for name, _ in scope["headers"])
-        deadline = asyncio.get_running_loop().time() + (BODY_SECONDS if known else STRANGERS_BODY_SECONDS)
+        has_credentials = any(name == b"authorization" for name, _ in scope["headers"])
+        seconds = BODY_SECONDS if has_credentials else ANONYMOUS_BODY_SECONDS
+        deadline = asyncio.get_running_loop().time() + seconds
         seen, complete = 0, False
 
         async def counted() -> Message:
             nonlocal seen, complete
-            try:  # once the body is here, the wait is for the client to leave
+            try:  # after the body, receive() waits for the client to disconnect, without a deadline
                 async with asyncio.timeout_at(None if complete else deadline):
                     message = await receive()
             except TimeoutError:
@@ -44,14 +45,14 @@ class Bodies:
             complete = not message.get("more_body", False)
             seen += len(message.get("body", b""))
             if seen > LARGEST_BODY:
-                raise HTTPException(413)  # of the framework: others become 400 while a body is read
+                raise HTTPException(413)  # FastAPI turns other exceptions into 400 while it reads a body
             return message
 
         await self.app(scope, counted, send)
 
 
 class Rates:
-    """Counts requests of each key or address in the running minute. What it remembers is bounded."""
+    """Counts requests per key or address and minute, in bounded memory."""
 
     def __init__(self, per_minute: int) -> None:
         self._most, self._lock = per_minute, threading.Lock()
@@ -61,9 +62,7 @@ class Rates:
         now = time.time()
         minute = int(now // 60)
         with self._lock:
-            while self._counts and (
-                next(iter(self._counts))[1] < minute or len(self._counts) > MOST_REMEMBERED
-            ):
+            while self._counts and (next(iter(self._counts))[1] < minute or len(self._counts) > MAX_COUNTED):
                 self._counts.popitem(last=False)
             seen = self._counts[key, minute] = self._counts.get((key, minute), 0) + 1
         if seen > self._most:
@@ -71,7 +70,7 @@ class Rates:
             raise TooMany(f"Wait {wait} s, or spread requests over time.", headers={"Retry-After": str(wait)})
 
     def refund(self, key: Hashable) -> None:
-        """Takes one request of the running minute out of the count."""
+        """Subtracts one request from the count of the current minute."""
         minute = int(time.time() // 60)
         with self._lock:
             if self._counts.get((key, minute), 0) > 0:

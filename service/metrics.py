@@ -1,4 +1,4 @@
-"""Counts and durations of requests for Prometheus: how the service is used, nothing of what it holds."""
+"""Prometheus metrics: counts and durations of requests, and nothing about data."""
 
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
@@ -15,7 +15,7 @@ class Metrics:
         )
 
     def observe(self, *, method: str, route: str | None, status: int, seconds: float) -> None:
-        # An address nobody serves has no route: its text may be anything and stays out.
+        # Unknown paths are not labels: their text is chosen by the caller.
         self._requests.labels(method, route or "none", str(status)).inc()
         self._seconds.labels(route or "none").observe(seconds)
 

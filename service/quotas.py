@@ -1,7 +1,7 @@
-"""What a team may use at once: bytes, jobs, seconds of a job. Whoever has no team is counted alone.
+"""Quotas of a team: bytes, jobs at the same time, seconds per job. A person without a team counts alone.
 
-A team's own quota counts before the site's default. The row of the team, or of the person, is locked while it
-is counted: requests that come at the same moment are counted one after the other.
+A team's own quota takes precedence over the site's default. The row of the team or person is locked while its
+use is counted, so concurrent requests are counted one after the other.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ UNFINISHED = ("queued", "running")
 
 
 class QuotaExceeded(Problem):
-    status, slug, title = 409, "quota-exceeded", "This is more than the team may use"
+    status, slug, title = 409, "quota-exceeded", "Team quota exceeded"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,22 +31,20 @@ class Quotas:
 
     @classmethod
     def of(cls, team: Team | None, settings: ServiceSettings) -> "Quotas":
-        def first(own: int | None, site: int | None) -> int | None:
-            return site if own is None else own
+        def quota(name: str) -> int | None:
+            own: int | None = getattr(team, f"quota_{name}", None)
+            default: int | None = getattr(settings, f"team_{name}")
+            return default if own is None else own
 
-        return cls(
-            bytes=first(team and team.quota_bytes, settings.team_bytes),
-            jobs=first(team and team.quota_jobs, settings.team_jobs),
-            job_seconds=first(team and team.quota_job_seconds, settings.team_job_seconds),
-        )
+        return cls(bytes=quota("bytes"), jobs=quota("jobs"), job_seconds=quota("job_seconds"))
 
 
 def of_dataset(session: Session, dataset: Dataset, settings: ServiceSettings) -> Quotas:
     return Quotas.of(session.get(Team, dataset.team_id) if dataset.team_id else None, settings)
 
 
-def _locked(session: Session, dataset: Dataset, settings: ServiceSettings) -> Quotas:
-    """The quotas that a dataset falls under; until this transaction ends nobody else counts for them."""
+def _lock(session: Session, dataset: Dataset, settings: ServiceSettings) -> Quotas:
+    """The quotas of a dataset; no other transaction counts against them until this one ends."""
     if dataset.team_id is None:
         session.execute(
             select(Person.id).where(Person.id == dataset.owner_id).with_for_update(key_share=True)
@@ -56,35 +54,35 @@ def _locked(session: Session, dataset: Dataset, settings: ServiceSettings) -> Qu
     return Quotas.of(session.scalars(team.execution_options(populate_existing=True)).one(), settings)
 
 
-def _beside(dataset: Dataset) -> tuple[Any, ...]:
-    """The datasets that count for the same quota, this one among them."""
+def _same_quota(dataset: Dataset) -> tuple[Any, ...]:
+    """Conditions for the datasets that count against the same quota, including this one."""
     if dataset.team_id is None:
         return Dataset.team_id.is_(None), Dataset.owner_id == dataset.owner_id
     return (Dataset.team_id == dataset.team_id,)
 
 
-def used_bytes(session: Session, *which: Any) -> int:
-    """Declared or sealed bytes of datasets, until the store has none of them any more."""
-    held = func.coalesce(Dataset.size, Dataset.declared_bytes, 0)
-    return int(session.scalar(select(func.sum(held)).where(Dataset.removed_at.is_(None), *which)) or 0)
+def used_bytes(session: Session, *where: Any) -> int:
+    """Sealed or declared bytes of datasets whose bytes are not yet removed from the store."""
+    size = func.coalesce(Dataset.size, Dataset.declared_bytes, 0)
+    return int(session.scalar(select(func.sum(size)).where(Dataset.removed_at.is_(None), *where)) or 0)
 
 
-def used_jobs(session: Session, *which: Any) -> int:
-    """Jobs that wait or run."""
-    those = select(Dataset.id).where(*which)
-    found = select(func.count()).where(Job.state.in_(UNFINISHED), Job.dataset_id.in_(those))
-    return session.scalars(found).one()
+def used_jobs(session: Session, *where: Any) -> int:
+    """Number of jobs that are queued or running."""
+    datasets = select(Dataset.id).where(*where)
+    count = select(func.count()).where(Job.state.in_(UNFINISHED), Job.dataset_id.in_(datasets))
+    return session.scalars(count).one()
 
 
 def require_room(session: Session, dataset: Dataset, size: int, settings: ServiceSettings) -> None:
-    """That an upload of this size fits beside the other datasets of the team."""
-    limit = _locked(session, dataset, settings).bytes
+    """Raises if an upload of this size and the team's other datasets exceed its quota of bytes."""
+    limit = _lock(session, dataset, settings).bytes
     if limit is None:
         return
-    used = used_bytes(session, *_beside(dataset), Dataset.id != dataset.id)
+    used = used_bytes(session, *_same_quota(dataset), Dataset.id != dataset.id)
     if used + size > limit:
         raise QuotaExceeded(
-            f"Your team holds {used:,} of {limit:,} bytes, this upload has {size:,}. Delete datasets that "
+            f"Your team uses {used:,} of {limit:,} bytes, and this upload has {size:,}. Delete datasets that "
             "are no longer needed, or ask an admin for a larger quota.",
             used=used,
             limit=limit,
@@ -92,12 +90,12 @@ def require_room(session: Session, dataset: Dataset, size: int, settings: Servic
 
 
 def require_free_job(session: Session, dataset: Dataset, settings: ServiceSettings) -> Quotas:
-    """That the team may have one more job that waits or runs."""
-    quotas = _locked(session, dataset, settings)
-    if quotas.jobs is not None and (used := used_jobs(session, *_beside(dataset))) >= quotas.jobs:
+    """Raises if the team has as many queued or running jobs as its quota allows."""
+    quotas = _lock(session, dataset, settings)
+    if quotas.jobs is not None and (used := used_jobs(session, *_same_quota(dataset))) >= quotas.jobs:
         raise QuotaExceeded(
-            f"Your team has {used} jobs that wait or run, and may have {quotas.jobs}. Wait for one to end or "
-            "cancel one, or ask an admin for a larger quota. Nothing was charged.",
+            f"Your team has {used} of {quotas.jobs} jobs queued or running. Wait for one to finish, cancel "
+            "one, or ask an admin for a larger quota. Nothing was charged.",
             used=used,
             limit=quotas.jobs,
         )

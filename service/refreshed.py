@@ -1,4 +1,4 @@
-"""A value read from elsewhere by one thread and at most twice a second, however many ask for it."""
+"""A cached value that is refreshed by one thread at most twice a second, however many requests need it."""
 
 import asyncio
 import time
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 class Refreshed(Generic[T]):
-    """Read when somebody asks and the copy is older than half a second; all who ask meanwhile wait for that.
+    """Loads the value when it is requested and older than half a second; concurrent requests share the load.
 
-    A copy of up to a minute is given if the next cannot be read, or not within a second.
+    A value of up to a minute is returned if the load fails or takes longer than a second.
     """
 
     FRESH_SECONDS = 0.5
@@ -31,9 +31,9 @@ class Refreshed(Generic[T]):
             return copy[1]
         if self._reading is None:
             self._reading = asyncio.create_task(self._refresh())
-            # Looked at here, or asyncio logs its text when everybody who waited has gone.
+            # Retrieves the exception: asyncio logs the text of one that nobody retrieved.
             self._reading.add_done_callback(lambda task: task.cancelled() or task.exception())
-        reading = asyncio.shield(self._reading)  # others wait for it too
+        reading = asyncio.shield(self._reading)  # cancelling one request must not cancel the shared load
         if copy is None or time.monotonic() > copy[0] + self.STALE_SECONDS:
             return await reading
         with suppress(Exception):
@@ -43,9 +43,9 @@ class Refreshed(Generic[T]):
     async def _refresh(self) -> T:
         began = time.monotonic()
         try:
-            # A limiter of its own: it does not wait for the threads of routes.
-            found = await to_thread.run_sync(self._load, limiter=CapacityLimiter(1))
-            self._read = (began, found)
-            return found
+            # Its own limiter: it does not wait for the threads of routes.
+            value = await to_thread.run_sync(self._load, limiter=CapacityLimiter(1))
+            self._read = (began, value)
+            return value
         finally:
             self._reading = None

@@ -1,4 +1,4 @@
-"""Gives each request an id, in its answer and in every log line it causes."""
+"""Gives each request an id, which is in its response and in all log lines about it."""
 
 import re
 import time
@@ -21,7 +21,7 @@ _log = log.get("requests")
 
 
 class RequestIds:
-    """Plain ASGI, since a wrapped response would buffer streams."""
+    """Middleware in plain ASGI: Starlette's BaseHTTPMiddleware would buffer streams."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics
@@ -29,9 +29,9 @@ class RequestIds:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        given = dict(scope["headers"]).get(HEADER.lower().encode(), b"")
-        # A caller's id is kept only when it cannot forge a log line.
-        request_id = given.decode() if _USABLE.match(given) else uuid.uuid4().hex
+        header = dict(scope["headers"]).get(HEADER.lower().encode(), b"")
+        # The caller's id is used only if it cannot forge a log line.
+        request_id = header.decode() if _USABLE.match(header) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
         began, status = time.monotonic(), 0
 
@@ -47,12 +47,12 @@ class RequestIds:
             try:
                 await self.app(scope, receive, send_with_id)
             except Exception as problem:
-                # Caught here, where the id is bound; a server's own log would print the text of the error.
+                # Logged here, with the request id; uvicorn's log would print the text of the exception.
                 _log.error("request_failed", kind=type(problem).__name__, where=_where(problem))
-                if not status:  # else the answer is under way and the server cuts it off
+                if not status:  # otherwise the response has begun, and the server closes the connection
                     await problems.unexpected(Request(scope))(scope, receive, send_with_id)
             finally:
-                # The pattern: a path may hold what a caller typed.
+                # The pattern of the route: the path itself may contain text of the caller.
                 route = getattr(scope.get("route"), "path", None)
                 method, seconds = _method(scope["method"]), time.monotonic() - began
                 self.metrics.observe(method=method, route=route, status=status, seconds=seconds)
@@ -65,10 +65,10 @@ class RequestIds:
 
 
 def _where(problem: Exception) -> list[str]:
-    """The lines of the program that led there, innermost last; no values."""
+    """File names and line numbers of the traceback, innermost last, without values."""
     frames = traceback.extract_tb(problem.__traceback__)
     return [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames[-5:]]
 
 
-def _method(given: str) -> str:
-    return given if given in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS") else "other"
+def _method(method: str) -> str:
+    return method if method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS") else "other"

@@ -1,4 +1,4 @@
-"""How a route is run: its caller is authenticated before the body is read, then it runs in one thread."""
+"""Runs routes: authenticates before the body is read, then runs each route in one thread."""
 
 import inspect
 from collections.abc import Callable, Coroutine, Sequence
@@ -15,31 +15,31 @@ from starlette.routing import BaseRoute
 
 from service import auth
 
-# Threads for authentication and for routes that only work on rows. With 40, AnyIO's default, the event loop
-# waits for the interpreter behind 40 others: answers come later, and not more of them (docs/security.md).
+# Threads for authentication and for routes that only use the database. With 40, AnyIO's default, the event
+# loop competes with 40 threads for the interpreter: responses are later and not more (docs/security.md).
 THREADS = 4
-SLOW_THREADS = 32  # for routes that wait for the store or for arithmetic
-_slow: RunVar[CapacityLimiter] = RunVar("slow_routes")  # of this event loop
+SLOW_THREADS = 32  # for routes that wait for the store or for long computations
+_slow: RunVar[CapacityLimiter] = RunVar("slow_routes")  # one per event loop
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def slow(endpoint: F) -> F:
-    """Marks a route that waits for something else than the database, so that others do not wait for it."""
+    """Marks a route that waits for more than the database; it runs in threads of its own."""
     endpoint.__dict__["slow"] = True
     return endpoint
 
 
 def limit_threads() -> None:
-    """Called in the event loop, before the first request."""
+    """Sets the number of threads. Called in the event loop before the first request."""
     to_thread.current_default_thread_limiter().total_tokens = THREADS
     _slow.set(CapacityLimiter(SLOW_THREADS))
 
 
 class Route(APIRoute):
-    """Runs a route in one thread, with its session closed there.
+    """Runs a route, and closes its session, in one thread.
 
-    FastAPI runs a route, the validation of its answer and the end of its dependencies in a thread each. A
-    connection held from one to the next waits for a free thread while every thread waits for a connection.
+    FastAPI runs a route, the validation of its response and the exit of its dependencies in a thread each. A
+    connection held across them waits for a free thread while every thread may wait for a connection.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
@@ -58,7 +58,7 @@ class Route(APIRoute):
 
 
 def require_one_thread(routes: Sequence[BaseRoute]) -> None:
-    """Stops the service at its start if a route of another class needs a thread or a caller."""
+    """Raises, so that the service does not start, if a route of another class needs a thread or roles."""
     for context in iter_route_contexts(routes):
         route = context.original_route
         if not isinstance(route, APIRoute) or isinstance(route, Route):
@@ -68,8 +68,7 @@ def require_one_thread(routes: Sequence[BaseRoute]) -> None:
 
 
 def _in_one_thread(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """Closes the route's session, which gives its connection back, in the thread that ran the route."""
-
+    """Closes the sessions of a route, which returns their connections, in the thread that ran it."""
     is_slow = getattr(endpoint, "slow", False)
 
     def run(arguments: dict[str, Any]) -> Any:

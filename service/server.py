@@ -1,4 +1,4 @@
-"""The HTTP server: how many connections there may be, and how long a client may take to send a request."""
+"""Configures uvicorn: limits on connections, and on the time a client takes to send a request."""
 
 import asyncio
 import resource
@@ -13,61 +13,61 @@ from core.errors import Problem
 from core.settings import ServiceSettings
 from service.overload import Slots, network_of
 
-HEAD_SECONDS = 10.0  # for the head of a request, from its first byte or from the start of the connection
-WRITE_SECONDS = 30.0  # for a client to take what is waiting for it
-_OTHER_FILES = 100  # descriptors for everything but clients
-_MOST_FILES = 65_536
-AT_A_TIME = 4  # requests begun in one round of the event loop
+HEAD_SECONDS = 10.0  # to send the head of a request, from its first byte or the start of the connection
+WRITE_SECONDS = 30.0  # to read a response that is waiting to be sent
+_OTHER_FILES = 100  # file descriptors reserved for everything but clients
+_MAX_FILES = 65_536
+REQUESTS_PER_ROUND = 4  # started in one round of the event loop
 _FIRST = b"GET /healthz "
 
 
 def configuration(app: ASGIApp, settings: ServiceSettings, **where: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=limited(most_connections()),
+        http=limited(max_connections()),
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=3,
         server_header=False,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
-        # uvicorn would believe X-Forwarded-For of anybody on this machine.
+        # By default uvicorn would trust X-Forwarded-For of any client on this machine.
         proxy_headers=settings.trusted_proxies is not None,
         forwarded_allow_ips=settings.trusted_proxies or "",
         **where,
     )
 
 
-def most_connections() -> int:
-    """As many as the process may open files, with the soft limit raised as far as that is allowed."""
+def max_connections() -> int:
+    """As many as the process may open files, after raising the soft limit to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    most = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return max(soft, most) - _OTHER_FILES
 
 
 def limited(total: int) -> type[H11Protocol]:
-    """A protocol with at most `total` connections, half of them from one address.
+    """A protocol that accepts at most `total` connections, and half of them from one address.
 
-    When a thousand requests arrive together, a few are begun in each round of the event loop, in the order of
-    arrival. What arrives meanwhile is looked at between rounds, and /healthz does not wait for the rest.
+    When many requests arrive together, a few are started in each round of the event loop, in the order of
+    arrival. New data is read between rounds, and /healthz does not wait for the other requests.
     """
-    slots = Slots(total=total, each=max(1, total // 2))
+    slots = Slots(total=total, per_key=max(1, total // 2))
     waiting: deque[tuple[Any, bytes]] = deque()
 
-    def begin_some(loop: asyncio.AbstractEventLoop) -> None:
-        for _ in range(min(AT_A_TIME, len(waiting))):
+    def start_some(loop: asyncio.AbstractEventLoop) -> None:
+        for _ in range(min(REQUESTS_PER_ROUND, len(waiting))):
             connection, data = waiting.popleft()
             if connection.transport.is_closing():
                 continue
             try:
                 connection.transport.resume_reading()
                 connection.take(data)
-            except Exception:  # asyncio does the same: one client's fault ends its own connection
+            except Exception:  # as asyncio does: an error closes this connection only
                 connection.transport.abort()
         if waiting:
-            loop.call_soon(begin_some, loop)
+            loop.call_soon(start_some, loop)
 
     class Connection(H11Protocol):
         _head: asyncio.TimerHandle | None = None
@@ -86,13 +86,13 @@ def limited(total: int) -> type[H11Protocol]:
             self._head = self.loop.call_later(HEAD_SECONDS, transport.abort)
 
         def data_received(self, data: bytes) -> None:
-            under_way = self.cycle is not None and not self.cycle.response_complete
-            if under_way or data.startswith(_FIRST):
+            in_progress = self.cycle is not None and not self.cycle.response_complete
+            if in_progress or data.startswith(_FIRST):
                 return self.take(data)
-            # Nothing more is read from it until then, so each connection holds one piece at most.
+            # Nothing more is read until it is started, so each connection buffers one chunk at most.
             self.transport.pause_reading()
             if not waiting:
-                self.loop.call_soon(begin_some, self.loop)
+                self.loop.call_soon(start_some, self.loop)
             waiting.append((self, data))
 
         def take(self, data: bytes) -> None:
@@ -117,7 +117,7 @@ def limited(total: int) -> type[H11Protocol]:
             if self._unread is not None:
                 self._unread.cancel()
             if self._counted:
-                slots.give_back(self._network)
+                slots.release(self._network)
             super().connection_lost(exc)
 
         def _stop_timer(self) -> None:

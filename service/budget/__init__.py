@@ -1,1 +1,1 @@
-"""Budgets: what every account was granted, holds and has spent, who moved it and why."""
+"""Budgets: what each account was granted, has reserved and has spent, by whom and why."""

@@ -1,4 +1,4 @@
-"""What is said about accounts and the ledger over HTTP."""
+"""Request and response bodies for accounts and the ledger."""
 
 import uuid
 from datetime import datetime
@@ -6,16 +6,14 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from core.tables import Grant
-from service.datasets.schemas import Finite, Text, Whole
-from service.deps import Body, View
 from service.jobs.schemas import Readings, Remaining
+from service.schemas import Body, Finite, Text, View, Whole
 from sluice.privacy.accountant import Accountant
 from sluice.privacy.relation import Relation
 
 
 class AccountView(View):
-    """Balances are integer costs at the account's order (1e-9 units); readings are epsilons at its delta."""
+    """Balances are integer costs at the account's order in units of 1e-9; `spent` is epsilon at its delta."""
 
     id: uuid.UUID
     relation: Relation
@@ -26,7 +24,9 @@ class AccountView(View):
     held: int
     settled: int
     left: Remaining
-    spent: Readings = Field(description="Everything promised or spent, composed as if chosen in advance.")
+    spent: Readings = Field(
+        description="Everything reserved or spent, composed as if all plans had been chosen in advance."
+    )
     datasets: int
     moves: int
     head: str
@@ -34,10 +34,10 @@ class AccountView(View):
 
 
 class Chain(View):
-    """Whether every row follows from the one before, and the balance from the rows."""
+    """Whether the hash chain of the rows and the balance computed from them are consistent."""
 
     ok: bool
-    broken_row: int | None = Field(default=None, description="The first row that does not follow.")
+    broken_row: int | None = Field(default=None, description="The first inconsistent row.")
     why: str | None = None
 
 
@@ -49,7 +49,7 @@ class EntryView(View):
     job: uuid.UUID | None
     event: dict[str, Any] | None
     readings: dict[str, Any] | None
-    terms: dict[str, Any] | None = Field(description="What a grant rests on.")
+    terms: dict[str, Any] | None = Field(description="Of a grant: the terms of the account.")
     actor: str
     reason: str
     at: str
@@ -61,7 +61,7 @@ class LedgerView(View):
     account: AccountView
     chain: Chain
     entries: list[EntryView]
-    next: int | None = Field(default=None, description="Give it as `after` for the following rows.")
+    next: int | None = Field(default=None, description="Pass it as `after` to get the next rows.")
 
 
 class NewGrant(Body):
@@ -83,14 +83,6 @@ class GrantView(View):
     decided_by: uuid.UUID | None
     decided_at: datetime | None
 
-    @classmethod
-    def of(cls, row: Grant) -> "GrantView":
-        return cls(
-            id=row.id, account=row.account_id, epsilon=row.epsilon, reason=row.reason, state=row.state,
-            proposed_by=row.proposed_by, proposed_at=row.proposed_at, decided_by=row.decided_by,
-            decided_at=row.decided_at,
-        )  # fmt: skip
-
 
 class Reread(View):
     number: int
@@ -108,11 +100,11 @@ class Recomputed(View):
 
 
 class WitnessView(View):
-    """`behind` names accounts with a reason and the values that the witness knows.
+    """`behind` lists accounts with a reason and the values recorded by the witness.
 
-    `behind`: this database has forgotten spending; acknowledge the generation, and the sweeper's next round
-    clears it. `altered`: the balance does not follow from the ledger rows; it has to be corrected. With
-    `lost`, entries of the witness itself are missing.
+    `behind`: this database lacks spending that the witness recorded; acknowledge the generation, and the
+    sweeper clears it with its next round. `altered`: the balance does not follow from the ledger rows and has
+    to be corrected. `lost`: entries of the witness itself are missing.
     """
 
     checked_at: datetime | None

@@ -20,20 +20,20 @@ from service.datasets.schemas import (
     Seal,
     SignedPart,
     SignedParts,
-    Text,
     UploadKey,
     UploadKeyView,
     UploadView,
 )
-from service.deps import Cursor, Limit, Page, SessionDep, page
+from service.deps import Paging, SessionDep
 from service.idempotency import IdempotencyKey, run_idempotent
 from service.routing import Route, slow
+from service.schemas import Page, Text
 from sluice.envelope import WrappingKey
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"], route_class=Route)
 well_known = APIRouter(prefix="/.well-known", tags=["datasets"])
 State = Literal["draft", "uploading", "checking", "held", "ready", "rejected", "deleted"]
-Reason = Annotated[Text | None, Query(description="Why; an admin has to say it, and the owner is shown it.")]
+Reason = Annotated[Text | None, Query(description="Required from an admin; shown to the owner.")]
 
 
 @router.post("", status_code=HTTP_201_CREATED)
@@ -42,34 +42,31 @@ def register(
 ) -> DatasetView:
     """Declare a dataset: schema, nominal size, relation and budget. Nothing is measured or uploaded yet."""
 
-    def make() -> DatasetView:
-        return DatasetView.of(
-            actions.register(session, principal, body, request.app.state.settings), principal
-        )
+    def action() -> DatasetView:
+        row = actions.register(session, principal, body, request.app.state.settings)
+        return DatasetView.of(row, principal)
 
-    return run_idempotent(session, principal, key, body, DatasetView, make)
+    return run_idempotent(session, principal, key, body, DatasetView, action)
 
 
 @router.get("")
 def list_datasets(
     principal: CuratorOrAdmin,
     session: SessionDep,
+    paging: Paging,
     state: Annotated[State | None, Query()] = None,
-    limit: Limit = 50,
-    cursor: Cursor = None,
 ) -> Page[DatasetView]:
-    """Your datasets and those of your team, newest first; an admin sees all. Deleted ones only with
+    """Your datasets and those of your team, newest first; admins see all. Deleted ones only with
     `state=deleted`."""
     query = actions.visible(principal, deleted=state == "deleted")
     if state is not None:
         query = query.where(Dataset.state == state)
-    rows, following = page(session, query, Dataset.created_at, Dataset.id, limit=limit, cursor=cursor)
-    return Page(items=actions.viewed(session, principal, rows), next=following)
+    return paging.page(session, query, Dataset, partial(actions.view_all, session, principal))
 
 
 @router.get("/{id}")
 def show(id: uuid.UUID, principal: CuratorOrAdmin, session: SessionDep) -> DatasetView:
-    """One dataset, also if it is deleted: `removed_at` says since when the store has no byte of it."""
+    """One dataset, deleted or not; `removed_at` is the time its bytes were removed from the store."""
     return actions.view(session, principal, actions.find(session, principal, id, deleted=True))
 
 
@@ -78,14 +75,15 @@ def show(id: uuid.UUID, principal: CuratorOrAdmin, session: SessionDep) -> Datas
 def delete(
     id: uuid.UUID, principal: CuratorOrAdmin, session: SessionDep, request: Request, reason: Reason = None
 ) -> DatasetView:
-    """Delete a dataset. The private side removes its bytes within seconds, with every version of them; its
-    `removed_at` says when that was done. Its budget account stays: what was spent stays spent."""
-    return actions.view(session, principal, actions.delete(session, principal, id, _uploads(request), reason))
+    """Delete a dataset. The train worker removes its bytes, in every version, within seconds and sets
+    `removed_at`. The budget account stays, and so does what was spent."""
+    row = actions.delete(session, principal, id, _uploads(request), reason)
+    return actions.view(session, principal, row)
 
 
 @well_known.get("/sluice-upload-key.json")
 async def upload_key(request: Request) -> UploadKeyView:
-    """What uploads are encrypted for: the private side has the other half of it, and this service has not."""
+    """The public key that uploads are encrypted for; only the train worker has the private key."""
     key: WrappingKey = request.app.state.upload_key
     return UploadKeyView(id=key.id, algorithm="RSA-OAEP-256", public=key.pem)
 
@@ -95,35 +93,36 @@ async def upload_key(request: Request) -> UploadKeyView:
 def begin_upload(
     id: uuid.UUID, principal: Curator, session: SessionDep, request: Request, body: UploadKey | None = None
 ) -> UploadView:
-    """Begin an upload under a key, or find the one begun under it; tells which parts have arrived.
+    """Begin an upload under a key, or continue the one begun under it; lists the parts that have arrived.
 
-    With another key than before the upload starts over: parts under two keys do not make one file.
+    With another key than before the upload starts over, since a file is encrypted with one key.
     """
     key = request.app.state.upload_key
-    return _upload(actions.begin_upload(session, principal, id, _uploads(request), key, body), request)
+    row = actions.begin_upload(session, principal, id, _uploads(request), current=key, key=body)
+    return _upload_view(row, request)
 
 
 @router.get("/{id}/upload")
 @slow
 def show_upload(id: uuid.UUID, principal: Curator, session: SessionDep, request: Request) -> UploadView:
-    return _upload(actions.in_upload(actions.find_own(session, principal, id)), request)
+    return _upload_view(actions.require_uploading(actions.find_own(session, principal, id)), request)
 
 
 @router.post("/{id}/upload/urls")
 def sign_parts(
     id: uuid.UUID, body: PartNumbers, principal: Curator, session: SessionDep, request: Request
 ) -> SignedParts:
-    """Signed addresses to PUT parts to. The bytes go straight to the store and never through this service."""
+    """Signed URLs to PUT parts to. The bytes go directly to the store, not through this service."""
     row = actions.declare_size(session, principal, id, body, request.app.state.settings)
     sign = partial(_uploads(request).sign_part, row.object_key, row.upload_id or "", size=row.declared_bytes)
-    signed = [SignedPart(number=n, url=sign(n)) for n in body.numbers]
-    return SignedParts(parts=signed, expires_in=SIGNED_SECONDS)
+    parts = [SignedPart(number=number, url=sign(number)) for number in body.numbers]
+    return SignedParts(parts=parts, expires_in=SIGNED_SECONDS)
 
 
 @router.post("/{id}/seal", status_code=HTTP_202_ACCEPTED)
 @slow
 def seal(id: uuid.UUID, body: Seal, principal: Curator, session: SessionDep, request: Request) -> DatasetView:
-    """Fix what was uploaded. A worker reads the records: `ready`, `held` for review, or `rejected`."""
+    """Fix the uploaded content. A worker then checks the records: `ready`, `held` or `rejected`."""
     row = actions.seal(session, principal, id, body, _uploads(request), request.app.state.settings)
     wake_worker(request.app.state.queues["train"], "train.check", row.id)
     return DatasetView.of(row, principal)
@@ -133,7 +132,7 @@ def seal(id: uuid.UUID, body: Seal, principal: Curator, session: SessionDep, req
 def review(
     id: uuid.UUID, body: Decision, principal: Admin, session: SessionDep, request: Request
 ) -> DatasetView:
-    """Decide about a held dataset: its own budget, that of another account, or none at all."""
+    """Decide about a held dataset: give it its own budget, charge it to another account, or reject it."""
     row = actions.decide(session, principal, id, body)
     wake_worker(request.app.state.queues["train"], "train.check", row.id)
     return actions.view(session, principal, row)
@@ -144,7 +143,7 @@ def _uploads(request: Request) -> UploadStore:
     return uploads
 
 
-def _upload(row: Dataset, request: Request) -> UploadView:
+def _upload_view(row: Dataset, request: Request) -> UploadView:
     arrived = _uploads(request).parts(row.object_key, row.upload_id or "")
     most = request.app.state.settings.upload_bytes_max
     return UploadView(part_bytes=PART_BYTES, most_bytes=most, arrived=[part.number for part in arrived])

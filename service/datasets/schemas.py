@@ -1,43 +1,21 @@
-"""What is said about datasets over HTTP."""
+"""Request and response bodies for datasets."""
 
 import base64
 import uuid
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from core.schema import Schema
 from core.tables import Account, Dataset, Review
 from service.auth import Principal
-from service.deps import Body, View
+from service.schemas import Body, Budget, Text, View, Whole
 from sluice.privacy.relation import Relation
-
-# Neither controls nor marks that turn the direction of writing: a terminal or a page may obey them.
-_ACTIVE = r"\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
-NOTE = rf"^[^\x00-\x08\x0b-\x1f{_ACTIVE}]*$"
-Text = Annotated[str, Field(min_length=1, max_length=200, pattern=rf"^[^\x00-\x1f{_ACTIVE}]+$")]
-
-
-def _whole(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-# Numbers are numbers: 5.0 is a whole one, neither "5" nor true is any.
-Whole = Annotated[int, BeforeValidator(_whole), Field(strict=True)]
-Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-
-
-class Budget(Body):
-    epsilon: Annotated[Finite, Field(ge=1e-6, le=1e6)]
-    delta: Annotated[Finite, Field(ge=1e-10, le=0.1)]
-    order: Annotated[Whole, Field(ge=2, le=1024)] | None = Field(
-        default=None, description="Rényi order of the account; chosen by the budget if not given."
-    )
 
 
 class NewDataset(Body):
-    """Nothing here may be measured on the rows: declare what is known of the kind of data."""
+    """Declared facts, all public. Do not measure any of them on the records."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -66,21 +44,23 @@ class NewDataset(Body):
     )
     name: Text
     data_schema: Schema = Field(alias="schema")
-    nominal_size: Annotated[Whole, Field(ge=1, le=10**10, description="Roughly how many records; public.")]
+    nominal_size: Annotated[
+        Whole, Field(ge=1, le=10**10, description="Approximate record count. It is published: round it.")
+    ]
     relation: Relation = Relation.ADD_REMOVE
     budget: Budget
     parent: uuid.UUID | None = Field(
-        default=None, description="A dataset with the same people in it; they share its budget."
+        default=None, description="A dataset with records of the same people; both share its budget."
     )
     public: bool = Field(
         default=False,
         strict=True,
-        description="Anybody may know these records: an adaptation may learn from them without a charge.",
+        description="The records are public: an adaptation may train on them without a charge.",
     )
 
 
 class UploadKey(Body):
-    """The key that the file is encrypted with, itself encrypted for the private side."""
+    """The key that the file is encrypted with, encrypted for the train worker."""
 
     key_id: Annotated[
         str,
@@ -109,7 +89,7 @@ class UploadKey(Body):
 
 
 class UploadKeyView(View):
-    """What uploads are encrypted for."""
+    """The public key that data keys of uploads are encrypted with."""
 
     id: str
     algorithm: Literal["RSA-OAEP-256"]
@@ -117,7 +97,7 @@ class UploadKeyView(View):
 
 
 class Seal(Body):
-    """Length and hash of what was sent: of the ciphertext, so that they tell nothing of the records."""
+    """Length and SHA-256 of the encrypted file as uploaded."""
 
     size: Annotated[Whole, Field(ge=1, le=10**13, examples=[11_490_434])]
     sha256: Annotated[
@@ -135,12 +115,13 @@ class PartNumbers(Body):
         Field(min_length=1, max_length=100, examples=[[1, 2, 3]]),
     ]
     size: Annotated[Whole, Field(ge=1, le=10**13)] | None = Field(
-        default=None, description="Of the whole encrypted file. Needed where the team has a quota of bytes."
+        default=None,
+        description="Size of the whole encrypted file. Required if the team has a quota of bytes.",
     )
 
 
 class Decision(Body):
-    """About a dataset that is held: other people (`accept`), people of an account (`join`), or neither."""
+    """Decision about a held dataset: `accept` with its own budget, `join` an account, or `reject`."""
 
     decision: Literal["accept", "join", "reject"]
     account: uuid.UUID | None = Field(default=None, description="The account to join.")
@@ -149,7 +130,7 @@ class Decision(Body):
     @model_validator(mode="after")
     def _account_to_join(self) -> Self:
         if (self.decision == "join") != (self.account is not None):
-            raise ValueError("name an account to join, and only then")
+            raise ValueError("give an account if the decision is join, and only then")
         return self
 
 
@@ -165,55 +146,52 @@ class DatasetView(View):
     data_schema: dict[str, Any] = Field(serialization_alias="schema")
     nominal_size: int
     relation: Relation
-    budget: Budget = Field(description="In force: that of the account, or as declared while there is none.")
-    declared: Budget | None = Field(description="What was declared, where the account has other terms.")
-    shared: bool = Field(description="Other datasets draw on the same account.")
+    budget: Budget = Field(
+        description="In force: the budget of the account, or the declared one while there is none."
+    )
+    declared: Budget | None = Field(description="The declared budget, if that of the account differs.")
+    shared: bool = Field(description="Other datasets use the same account.")
     parent: uuid.UUID | None
     public: bool
     account: uuid.UUID | None = Field(
-        description="Whose budget it draws on; known once its records were read."
+        description="The account it is charged to; set when its records have been checked."
     )
     state: str
-    causes: list[str] = Field(description="Why it is or was held; for admins.")
-    matches: list[dict[str, Any]] = Field(description="Datasets with some of the same records; for admins.")
-    review: ReviewView | None = Field(description="What was decided about it when it was held.")
+    causes: list[str] = Field(description="Why it is or was held; shown to admins.")
+    matches: list[dict[str, Any]] = Field(description="Datasets that share records with it; shown to admins.")
+    review: ReviewView | None = Field(description="The decision made while it was held.")
     fault: str | None
     report: dict[str, Any] | None = Field(
-        description="Counts of clamped and mapped values; for its owner only."
+        description="Counts of clamped and mapped values; shown to its owner only."
     )
-    attempts: int = Field(description="How often its check was begun.")
+    attempts: int = Field(description="How often its check was started.")
     created_at: datetime
     sealed_at: datetime | None
     deleted_at: datetime | None
     deletion_reason: str | None
-    removed_at: datetime | None = Field(description="Since when the store has no byte of it.")
+    removed_at: datetime | None = Field(description="When its bytes were removed from the store.")
 
     @classmethod
     def of(
         cls, row: Dataset, principal: Principal, *, account: Account | None = None, shared: bool = False,
         review: Review | None = None,
     ) -> "DatasetView":  # fmt: skip
-        declared, terms = (
-            Budget(epsilon=held.epsilon, delta=held.delta, order=held.order) for held in (row, account or row)
-        )
-        return cls(
-            id=row.id, name=row.name, data_schema=row.schema, nominal_size=row.nominal_size,
-            relation=Relation(row.relation), budget=terms, declared=None if declared == terms else declared,
-            shared=shared, parent=row.parent_id, public=row.public, account=row.account_id, state=row.state,
+        declared, in_force = Budget.from_row(row), Budget.from_row(account or row)
+        return cls.from_row(
+            row, data_schema=row.schema, budget=in_force,
+            declared=None if declared == in_force else declared, shared=shared,
             causes=row.causes if principal.is_admin else [],
             matches=row.matches if principal.is_admin else [],
-            review=review and ReviewView(decision=review.decision, reason=review.reason, at=review.at),
-            fault=row.fault, report=row.report if row.owner_id == principal.id else None,
-            attempts=row.attempts or 0, created_at=row.created_at, sealed_at=row.sealed_at,
-            deleted_at=row.deleted_at, deletion_reason=row.deletion_reason, removed_at=row.removed_at,
+            review=ReviewView.from_row(review) if review else None,
+            report=row.report if row.owner_id == principal.id else None, attempts=row.attempts or 0,
         )  # fmt: skip
 
 
 class UploadView(View):
-    """Where an upload stands: send the parts that are missing, each `part_bytes` long but the last."""
+    """State of an upload. Send the missing parts; all but the last are `part_bytes` long."""
 
     part_bytes: int
-    most_bytes: int = Field(description="A longer file cannot be sealed here.")
+    most_bytes: int = Field(description="Maximum size of a file.")
     arrived: list[int]
 
 
@@ -223,7 +201,7 @@ class SignedPart(View):
 
 
 class SignedParts(View):
-    """Addresses that take one part each by PUT, for `expires_in` seconds."""
+    """URLs that accept one part each by PUT, for `expires_in` seconds."""
 
     parts: list[SignedPart]
     expires_in: int

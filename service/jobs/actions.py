@@ -16,6 +16,7 @@ from service import quotas
 from service.auth import Principal
 from service.datasets.actions import find as find_dataset
 from service.datasets.actions import ready
+from service.deps import find_row
 from service.jobs import pricing
 from service.jobs.schemas import NewJob, NewQuote, QuoteView
 from sluice.methods import Plan, plan_from_dict
@@ -25,16 +26,13 @@ from sluice.privacy.events import Event, from_dict
 ENDED = ("trained", "failed", "cancelled")
 
 
-def visible(principal: Principal) -> Select[tuple[Job]]:
+def visible(principal: Principal) -> Select[Job]:
     """The jobs on the datasets that this person works with."""
     return select(Job).where(Job.dataset_id.in_(select(Dataset.id).where(principal.works_with_dataset())))
 
 
 def find(session: Session, principal: Principal, id: uuid.UUID) -> Job:
-    found = session.scalars(visible(principal).where(Job.id == id)).one_or_none()
-    if found is None:
-        raise NotFound("No job of yours has this id.")
-    return found
+    return find_row(session, visible(principal).where(Job.id == id), "job")
 
 
 def diagnosis(session: Session, principal: Principal, id: uuid.UUID, *, kept: bool) -> Diagnosis:

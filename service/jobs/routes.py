@@ -14,13 +14,14 @@ from starlette.status import HTTP_202_ACCEPTED
 from core.errors import NotAuthenticated, NotFound
 from core.queue import wake_worker
 from core.tables import Job
-from service.auth import Curator, CuratorOrAdmin, identify
-from service.deps import Cursor, Limit, Page, SessionDep, answers, page
+from service.auth import Curator, CuratorOrAdmin, credentials_of, identify
+from service.deps import Paging, SessionDep, media_types
 from service.idempotency import IdempotencyKey, run_idempotent, stored_reply
 from service.jobs import actions
 from service.jobs.schemas import JobView, NewJob, NewQuote, QuoteView
 from service.overload import Slots
 from service.routing import Route, slow
+from service.schemas import Page
 
 quotes = APIRouter(prefix="/v1/quotes", tags=["jobs"], route_class=Route)
 jobs = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=Route)
@@ -33,7 +34,7 @@ _EVENT = {
         "data": {"type": "string", "contentMediaType": "application/json", "description": "A JobView."},
     },
 }
-_DIAGNOSTICS = answers("application/jsonl", "image/svg+xml")
+_DIAGNOSTICS = media_types("application/jsonl", "image/svg+xml")
 State = Literal["queued", "running", "trained", "failed", "cancelled"]
 
 
@@ -67,10 +68,9 @@ def start_job(
 def list_jobs(
     principal: CuratorOrAdmin,
     session: SessionDep,
+    paging: Paging,
     state: Annotated[State | None, Query()] = None,
     dataset: Annotated[uuid.UUID | None, Query()] = None,
-    limit: Limit = 50,
-    cursor: Cursor = None,
 ) -> Page[JobView]:
     """Jobs on your datasets and those of your team, newest first; an admin sees all."""
     query = actions.visible(principal)
@@ -78,8 +78,7 @@ def list_jobs(
         query = query.where(Job.state == state)
     if dataset is not None:
         query = query.where(Job.dataset_id == dataset)
-    rows, following = page(session, query, Job.created_at, Job.id, limit=limit, cursor=cursor)
-    return Page(items=[JobView.of(row) for row in rows], next=following)
+    return paging.page(session, query, Job, lambda rows: [JobView.of(row) for row in rows])
 
 
 @jobs.get("/{id}")
@@ -128,13 +127,13 @@ async def _follow(request: Request, person: uuid.UUID, id: uuid.UUID) -> AsyncIt
         async for event in _events(request, id):
             yield event
     finally:
-        streams.give_back(person)
+        streams.release(person)
 
 
 async def _events(request: Request, id: uuid.UUID) -> AsyncIterator[str]:
     def look() -> JobView | None:
         try:  # a key revoked meanwhile ends the stream
-            principal, _ = identify(request, request.headers["Authorization"].partition(" ")[2].strip())
+            principal, _ = identify(request, credentials_of(request))
         except NotAuthenticated:
             return None
         with Session(request.app.state.engine) as session:

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import Field, create_model
 
 from core.tables import Job
-from service.datasets.schemas import Finite, Whole
-from service.deps import Body, View
+from service.schemas import Body, Finite, View, Whole
 from sluice.methods import PLANS
 from sluice.privacy.accountant import Accountant
 from sluice.privacy.relation import Relation

@@ -1,1 +1,1 @@
-"""People and their keys, for admins."""
+"""People, their invitations and API keys."""

@@ -1,4 +1,4 @@
-"""Draft, approve, publish, withdraw. The database holds to the same rules: see migrations."""
+"""Rules for releases: draft, approve, publish, withdraw. The database enforces them too: see migrations."""
 
 import hashlib
 import secrets
@@ -13,13 +13,15 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from core.errors import Forbidden, NotFound, Problem, WrongState
-from core.people import Role, require_independent
+from core.people import Role
 from core.stores.public import SIGNED_SECONDS, DownloadSigner, public_key, review_key
 from core.tables import Account, Approval, Dataset, Job, Person, Reader, Release, ReviewCopy
 from core.witness import require_ledger_in_sync
 from service.auth import Principal
+from service.deps import find_row
 from service.jobs.actions import find as find_job
 from service.jobs.actions import require_synthesizer
+from service.jobs.schemas import Readings
 from service.releases.schemas import (
     ApprovalView,
     DatasetCard,
@@ -32,20 +34,20 @@ from service.releases.schemas import (
 )
 
 ATTESTATION = "attestation.json"
-OUT = ("published", "superseded")
+PUBLISHED = ("published", "superseded")
 TOMBSTONES = ("withdrawing", "withdrawn")
 
 
 class AuthorCannotApprove(Problem):
-    status, slug, title = 403, "author-cannot-approve", "A release needs the yes of somebody else"
+    status, slug, title = 403, "author-cannot-approve", "Authors cannot approve their own release"
 
 
 class AnotherBundle(Problem):
-    status, slug, title = 409, "approval-of-another-bundle", "This is not the bundle under review"
+    status, slug, title = 409, "approval-of-another-bundle", "Digest is not that of the bundle under review"
 
 
 class NotApproved(Problem):
-    status, slug, title = 409, "not-approved", "Nobody has approved this bundle yet"
+    status, slug, title = 409, "not-approved", "Bundle has not been approved"
 
 
 class NoSamples(Problem):
@@ -53,11 +55,11 @@ class NoSamples(Problem):
 
 
 class Withdrawn(Problem):
-    status, slug, title = 410, "release-withdrawn", "The release was withdrawn"
+    status, slug, title = 410, "release-withdrawn", "Release was withdrawn"
 
 
-def visible(principal: Principal) -> Select[tuple[Release]]:
-    """Everybody sees what was published to them, and that it was withdrawn; drafts only who works on them."""
+def visible(principal: Principal) -> Select[Release]:
+    """Releases published to a person, withdrawn or not, and all releases of datasets they work with."""
     granted = select(Reader.release_id).where(Reader.person_id == principal.id)
     published = and_(
         Release.published_at.is_not(None),
@@ -67,7 +69,7 @@ def visible(principal: Principal) -> Select[tuple[Release]]:
 
 
 def works_on(principal: Principal) -> ColumnElement[bool]:
-    """The releases that a person may draft, review and approve: those of the datasets they work with."""
+    """Condition for the releases a person may draft and review: those of datasets they work with."""
     if principal.role is Role.ANALYST:
         return false()
     return Release.job_id.in_(
@@ -75,42 +77,34 @@ def works_on(principal: Principal) -> ColumnElement[bool]:
     )
 
 
-def searched(query: Select[tuple[Release]], text: str) -> Select[tuple[Release]]:
-    return query.where(
-        or_(Release.name.icontains(text, autoescape=True), Release.note.icontains(text, autoescape=True))
-    )
+def search(query: Select[Release], text: str) -> Select[Release]:
+    fields = (Release.name, Release.note)
+    return query.where(or_(*(field.icontains(text, autoescape=True) for field in fields)))
 
 
 def find(session: Session, principal: Principal, id: uuid.UUID) -> Release:
-    found = session.scalars(visible(principal).where(Release.id == id)).one_or_none()
-    if found is None:
-        raise NotFound("No release that you may see has this id.")
-    return found
+    return find_row(session, visible(principal).where(Release.id == id), "release")
 
 
-def viewed(session: Session, principal: Principal, rows: Sequence[Release]) -> list[ReleaseView]:
-    """Releases as this person may see them."""
+def view_all(session: Session, principal: Principal, rows: Sequence[Release]) -> list[ReleaseView]:
+    """Releases as this person may see them; approvals only for those who work on the release."""
     worked_on = select(Release.id).where(Release.id.in_([row.id for row in rows]), works_on(principal))
-    given: dict[uuid.UUID, list[ApprovalView]] = {id: [] for id in session.scalars(worked_on)}
-    approvals = select(Approval).where(Approval.release_id.in_(given)).order_by(Approval.at)
-    for each in session.scalars(approvals):
-        given[each.release_id].append(
-            ApprovalView(person=each.person_id, digest=each.digest.hex(), note=each.note, at=each.at)
-        )
-    return [ReleaseView.of(row, given.get(row.id)) for row in rows]
+    approvals: dict[uuid.UUID, list[ApprovalView]] = {id: [] for id in session.scalars(worked_on)}
+    query = select(Approval).where(Approval.release_id.in_(approvals)).order_by(Approval.at)
+    for row in session.scalars(query):
+        approvals[row.release_id].append(ApprovalView.from_row(row, digest=row.digest.hex()))
+    return [ReleaseView.of(row, approvals.get(row.id)) for row in rows]
 
 
 def draft(session: Session, principal: Principal, body: NewRelease, *, reviewers: int) -> Release:
-    """Asks for a bundle. Sampling is post-processing, so it costs nothing, however often."""
-    require_ledger_in_sync(session)  # a database that forgot a charge must not publish as if there were none
+    """Requests a bundle. Sampling is post-processing and costs no budget, however often it is done."""
+    require_ledger_in_sync(session)  # a release must not omit a charge that a restored database lacks
     job = find_job(session, principal, body.job)
     if job.state != "trained":
-        raise WrongState("Only a trained job can be released; wait for it to end.", state=job.state)
+        raise WrongState("Only a trained job can be released; wait for it to finish.", state=job.state)
     require_synthesizer(session, job.id)
     if body.supersedes is not None:
-        older = _authored(session, principal, body.supersedes)
-        if older.state != "published":
-            raise WrongState("Only a published release can be superseded.", state=older.state)
+        _require(_find_authored(session, principal, body.supersedes), "published")
     row = Release(
         id=uuid.uuid4(), job_id=job.id, author_id=principal.id, name=body.name, note=body.note,
         licence=body.licence, count=body.count,
@@ -120,7 +114,9 @@ def draft(session: Session, principal: Principal, body: NewRelease, *, reviewers
     )  # fmt: skip
     if job.source_id is not None:
         if body.model_fields_set & {"count", "seed", "formats"}:
-            raise NoSamples("Leave out count, seed and formats: an adaptation releases its classifier alone.")
+            raise NoSamples(
+                "Leave out count, seed and formats: an adaptation releases a classifier without samples."
+            )
         row.count, row.seed, row.formats = 0, 0, []
     session.add(row)
     session.flush()
@@ -128,55 +124,55 @@ def draft(session: Session, principal: Principal, body: NewRelease, *, reviewers
 
 
 def review(session: Session, principal: Principal, id: uuid.UUID) -> ReviewView:
-    """Where a release comes from, for whoever may approve it: declared facts and costs, nothing measured."""
-    row = _found_to_review(session, principal, id)
-    jobs = [_reviewed(session, job) for job in _chain(session, row.job_id)]
-    return ReviewView(
-        release=row.id, name=row.name, state=row.state, author=session.get_one(Person, row.author_id).name,
+    """The origin of a release for its reviewers: declared facts and costs, nothing measured on records."""
+    row = _find_to_review(session, principal, id)
+    jobs = [_reviewed_job(session, job) for job in _with_earlier(session, row.job_id)]
+    return ReviewView.from_row(
+        row, release=row.id, author=session.get_one(Person, row.author_id).name,
         digest=row.digest.hex() if row.digest else None, job=jobs[0], earlier=jobs[1:],
     )  # fmt: skip
 
 
-def _chain(session: Session, id: uuid.UUID | None) -> Iterator[Job]:
-    """A job, and of a relay all jobs that it goes on from."""
+def _with_earlier(session: Session, id: uuid.UUID | None) -> Iterator[Job]:
+    """A job, and for a relay the jobs whose generators it continues, latest first."""
     while id is not None:
         job = session.get_one(Job, id)
         yield job
         id = job.after_id
 
 
-def _reviewed(session: Session, job: Job) -> ReviewedJob:
+def _reviewed_job(session: Session, job: Job) -> ReviewedJob:
     def card(id: uuid.UUID) -> DatasetCard:
         dataset = session.get_one(Dataset, id)
         account = session.get_one(Account, dataset.account_id)
         return DatasetCard.of(dataset, account, session.get_one(Person, dataset.owner_id).name)
 
-    return ReviewedJob.of(job, card(job.dataset_id), card(job.source_id) if job.source_id else None)
+    return ReviewedJob.from_row(
+        job, epsilon=Readings.model_validate(job.readings), dataset=card(job.dataset_id),
+        source=card(job.source_id) if job.source_id else None,
+    )  # fmt: skip
 
 
 def approve(session: Session, principal: Principal, id: uuid.UUID, *, digest: str, note: str) -> Release:
-    """One person's yes to these very bytes. Saying it twice changes nothing."""
-    row = _found_to_review(session, principal, id)
-    if row.reviewers > 1 and row.author_id == principal.id:
-        raise AuthorCannotApprove("Ask somebody of your team, or an admin, to look at it and approve.")
+    """Records one person's approval of the bundle with this digest. Safe to repeat."""
+    row = _find_to_review(session, principal, id)
     if row.reviewers > 1:
-        require_independent(session, row.author_id, principal.id)
-    row = _locked(session, id)
-    if row.state not in ("in_review", "approved"):
-        raise WrongState("Only a release in review can be approved.", state=row.state)
+        refusal = AuthorCannotApprove("Ask another member of your team, or an admin, to review it.")
+        principal.require_second_person(session, row.author_id, refusal)
+    row = _lock(session, id)
+    _require(row, "in_review", "approved")
     if row.digest is None or row.digest.hex() != digest:
-        raise AnotherBundle("It was built anew since you looked; look again and approve its present digest.")
-    yes = insert(Approval).values(release_id=id, digest=row.digest, person_id=principal.id, note=note)
-    session.execute(yes.on_conflict_do_nothing())
+        raise AnotherBundle("The bundle was rebuilt since; review it again and approve its current digest.")
+    approval = insert(Approval).values(release_id=id, digest=row.digest, person_id=principal.id, note=note)
+    session.execute(approval.on_conflict_do_nothing())
     row.state = "approved"
     session.commit()
     return row
 
 
 def rebuild(session: Session, principal: Principal, id: uuid.UUID) -> Release:
-    """Builds the bundle anew; every approval was of the old one."""
-    _authored(session, principal, id)
-    row = _locked(session, id)
+    """Has the bundle built again; approvals of the old bundle no longer count."""
+    row = _lock_authored(session, principal, id)
     _require(row, "in_review", "approved", "failed")
     require_synthesizer(session, row.job_id)
     row.state, row.fault, row.digest, row.done, row.build = "building", None, None, 0, row.build + 1
@@ -186,8 +182,7 @@ def rebuild(session: Session, principal: Principal, id: uuid.UUID) -> Release:
 
 
 def discard(session: Session, principal: Principal, id: uuid.UUID) -> Release:
-    _authored(session, principal, id)
-    row = _locked(session, id)
+    row = _lock_authored(session, principal, id)
     _require(row, "building", "in_review", "approved", "failed")
     row.state = "discarded"
     session.commit()
@@ -195,19 +190,18 @@ def discard(session: Session, principal: Principal, id: uuid.UUID) -> Release:
 
 
 def publish(session: Session, principal: Principal, id: uuid.UUID) -> Release:
-    """Lets the publisher put the approved bundle on the shelf. Safe to repeat."""
+    """Has the publisher sign and publish the approved bundle. Safe to repeat."""
     require_ledger_in_sync(session)
-    _authored(session, principal, id)
-    row = _locked(session, id)
-    if row.state in OUT:
+    row = _lock_authored(session, principal, id)
+    if row.state in PUBLISHED:
         return row
-    if row.state == "publishing":  # tries may have ended with a fault: this begins a new count
+    if row.state == "publishing":  # if it failed, the publisher tries again
         if row.fault is not None:
             row.attempts, row.lease_until = 0, None
             session.commit()
         return row
     if row.state == "in_review":
-        raise NotApproved("Have somebody else approve its digest first.")
+        raise NotApproved("Ask another person to approve its digest first.")
     _require(row, "approved")
     row.state, row.lease_until, row.attempts = "publishing", None, 0
     session.commit()
@@ -215,12 +209,11 @@ def publish(session: Session, principal: Principal, id: uuid.UUID) -> Release:
 
 
 def withdraw(session: Session, principal: Principal, id: uuid.UUID, *, reason: str) -> Release:
-    """No more links from now on; the publisher removes the files and signs the list. Epsilon stays spent."""
-    _authored(session, principal, id)
-    row = _locked(session, id)
+    """Stops downloads; the publisher removes the files and signs the revocation list. Epsilon stays spent."""
+    row = _lock_authored(session, principal, id)
     if row.state in TOMBSTONES:
         return row
-    _require(row, "publishing", *OUT)
+    _require(row, "publishing", *PUBLISHED)
     row.state, row.reason, row.withdrawn_at = "withdrawing", reason, datetime.now(UTC)
     row.lease_until, row.attempts = None, 0
     session.commit()
@@ -228,95 +221,98 @@ def withdraw(session: Session, principal: Principal, id: uuid.UUID, *, reason: s
 
 
 def add_reader(session: Session, principal: Principal, id: uuid.UUID, person: uuid.UUID) -> Release:
-    row = _authored(session, principal, id)
-    if session.get(Person, person) is None:
-        raise NotFound("Nobody has this id.")
+    row = _find_authored(session, principal, id)
+    find_row(session, select(Person).where(Person.id == person), "person")
     session.execute(insert(Reader).values(release_id=id, person_id=person).on_conflict_do_nothing())
     session.commit()
     return row
 
 
 def remove_reader(session: Session, principal: Principal, id: uuid.UUID, person: uuid.UUID) -> None:
-    _authored(session, principal, id)
+    _find_authored(session, principal, id)
     session.execute(delete(Reader).where(and_(Reader.release_id == id, Reader.person_id == person)))
     session.commit()
 
 
 def preview(session: Session, principal: Principal, id: uuid.UUID) -> bytes:
-    row = _standing(find(session, principal, id))
+    row = _require_not_withdrawn(find(session, principal, id))
     if not row.formats:
-        raise NotFound("A classifier has no picture; its release has files to look at.")
-    found = session.scalars(select(Release.preview).where(Release.id == id)).one()
-    if row.digest is None or found is None:
+        raise NotFound("A classifier has no preview; see the files of the release.")
+    if row.digest is None or row.preview is None:
         raise WrongState("The release is not built yet.", state=row.state)
-    return found
+    return row.preview
 
 
 def downloads(
     session: Session, principal: Principal, id: uuid.UUID, paths: list[str], signer: DownloadSigner
 ) -> Downloads:
-    """Signed addresses of exactly these files."""
-    row = _standing(find(session, principal, id))
-    if row.state not in OUT or row.digest is None:
+    """Signed URLs of these files of a published release."""
+    row = _require_not_withdrawn(find(session, principal, id))
+    if row.state not in PUBLISHED or row.digest is None:
         raise WrongState("The release is not published yet.", state=row.state)
-    known: dict[str, dict[str, Any]] = {file["path"]: file for file in row.files or ()}
+    files: dict[str, dict[str, Any]] = {file["path"]: file for file in row.files or ()}
     statement = (row.attestation or "").encode()
     sha256 = hashlib.sha256(statement).hexdigest()
-    known[ATTESTATION] = {"path": ATTESTATION, "size": len(statement), "sha256": sha256}
-    return _signed(known, paths, signer, partial(public_key, id, row.digest))
+    files[ATTESTATION] = {"path": ATTESTATION, "size": len(statement), "sha256": sha256}
+    return _sign(files, paths, signer, partial(public_key, id, row.digest))
 
 
 def review_downloads(
     session: Session, principal: Principal, id: uuid.UUID, paths: list[str], signer: DownloadSigner
 ) -> Downloads:
-    """Signed addresses of files of the bundle under review: the bytes of the digest that is approved.
+    """Signed URLs of files of the bundle under review: the bytes that the digest covers.
 
-    They are samples of a model whose training is paid for, so that a look at them costs nothing.
+    They are samples of a model whose training was charged, so reading them costs no budget.
     """
-    row = _found_to_review(session, principal, id)
+    row = _find_to_review(session, principal, id)
     if row.state not in ("in_review", "approved") or row.digest is None:
-        raise WrongState("There is no bundle under review; one that is out has /downloads.", state=row.state)
+        raise WrongState("No bundle is under review; use /downloads for a published one.", state=row.state)
     if session.get(ReviewCopy, (id, row.build, row.digest)) is None:
-        raise WrongState("It was built before bundles were kept for review; build it anew.", state=row.state)
-    known = {file["path"]: file for file in row.files or ()}
-    return _signed(known, paths, signer, partial(review_key, id, row.build, row.digest))
+        raise WrongState("It was built before bundles were kept for review; rebuild it.", state=row.state)
+    files = {file["path"]: file for file in row.files or ()}
+    return _sign(files, paths, signer, partial(review_key, id, row.build, row.digest))
 
 
-def _signed(
-    known: dict[str, dict[str, Any]], paths: list[str], signer: DownloadSigner, key: Callable[[str], str]
+def _sign(
+    files: dict[str, dict[str, Any]], paths: list[str], signer: DownloadSigner, key: Callable[[str], str]
 ) -> Downloads:
-    if odd := [path for path in paths if path not in known]:
-        raise NotFound(f"{len(odd)} of the paths are none of this release; see its files.")
-    files = [Download(**known[path], url=signer.sign_download(key(path))) for path in paths]
-    return Downloads(files=files, expires_in=SIGNED_SECONDS)
+    if unknown := [path for path in paths if path not in files]:
+        raise NotFound(f"{len(unknown)} of the paths are not files of this release.")
+    signed = [Download(**files[path], url=signer.sign_download(key(path))) for path in paths]
+    return Downloads(files=signed, expires_in=SIGNED_SECONDS)
 
 
-def _standing(row: Release) -> Release:
+def _require_not_withdrawn(row: Release) -> Release:
     if row.state in TOMBSTONES:
-        raise Withdrawn("Delete copies you have; its reason says why. What it cost stays spent.")
+        raise Withdrawn("Delete your copies; `reason` says why. The epsilon stays spent.")
     return row
 
 
-def _found_to_review(session: Session, principal: Principal, id: uuid.UUID) -> Release:
+def _find_to_review(session: Session, principal: Principal, id: uuid.UUID) -> Release:
     row = find(session, principal, id)
     if session.scalars(select(Release.id).where(Release.id == id, works_on(principal))).one_or_none() is None:
-        raise Forbidden("Only the team of its dataset, or an admin, reviews a release.")
+        raise Forbidden("Only the team of its dataset, or an admin, may review a release.")
     return row
 
 
-def _authored(session: Session, principal: Principal, id: uuid.UUID) -> Release:
-    row = _found_to_review(session, principal, id)
+def _find_authored(session: Session, principal: Principal, id: uuid.UUID) -> Release:
+    row = _find_to_review(session, principal, id)
     if not principal.is_admin and row.author_id != principal.id:
-        raise Forbidden("Only its author or an admin may do this.")
+        raise Forbidden("Only the author or an admin may do this.")
     return row
 
 
-def _locked(session: Session, id: uuid.UUID) -> Release:
-    """The row as it is now, until this transaction ends."""
-    held = select(Release).where(Release.id == id).with_for_update()
-    return session.scalars(held.execution_options(populate_existing=True)).one()
+def _lock_authored(session: Session, principal: Principal, id: uuid.UUID) -> Release:
+    _find_authored(session, principal, id)
+    return _lock(session, id)
+
+
+def _lock(session: Session, id: uuid.UUID) -> Release:
+    """Reads the row again and locks it until the transaction ends."""
+    query = select(Release).where(Release.id == id).with_for_update()
+    return session.scalars(query.execution_options(populate_existing=True)).one()
 
 
 def _require(row: Release, *states: str) -> None:
     if row.state not in states:
-        raise WrongState(f"This can be done to a release that is {' or '.join(states)}.", state=row.state)
+        raise WrongState(f"This requires a release that is {' or '.join(states)}.", state=row.state)

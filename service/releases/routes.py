@@ -1,8 +1,9 @@
-"""HTTP for releases, and what anybody needs to verify one."""
+"""HTTP for releases, and for the public documents needed to verify them."""
 
 import base64
 import hashlib
 import uuid
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -15,7 +16,7 @@ from core.queue import wake_worker
 from core.tables import Release, Revocations, SigningKey
 from service import audit
 from service.auth import Anyone, Curator, CuratorOrAdmin, Principal
-from service.deps import Cursor, Limit, Page, SessionDep, answers, page
+from service.deps import Paging, SessionDep, media_types
 from service.idempotency import IdempotencyKey, run_idempotent
 from service.releases import actions
 from service.releases.schemas import (
@@ -31,6 +32,7 @@ from service.releases.schemas import (
     Withdraw,
 )
 from service.routing import Route
+from service.schemas import Page, SearchText
 
 router = APIRouter(prefix="/v1/releases", tags=["releases"], route_class=Route)
 well_known = APIRouter(prefix="/.well-known", tags=["releases"])
@@ -44,37 +46,35 @@ State = Literal[
 def draft(
     body: NewRelease, principal: Curator, session: SessionDep, request: Request, key: IdempotencyKey = None
 ) -> ReleaseView:
-    """Ask for a bundle of samples and the synthesizer of a trained job of your team. Costs nothing more."""
+    """Request a bundle of samples and the synthesizer of a trained job of your team. Costs no budget."""
 
-    def make() -> ReleaseView:
+    def action() -> ReleaseView:
         reviewers = request.app.state.settings.reviewers
         return ReleaseView.of(actions.draft(session, principal, body, reviewers=reviewers), [])
 
-    told = run_idempotent(session, principal, key, body, ReleaseView, make)
-    _wake_publisher(request, told.id)
-    return told
+    view = run_idempotent(session, principal, key, body, ReleaseView, action)
+    _wake_publisher(request, view.id)
+    return view
 
 
 @router.get("")
 def list_releases(
     principal: Anyone,
     session: SessionDep,
-    search: Annotated[str | None, Query(max_length=200, pattern=r"^[^\x00-\x1f]*$")] = None,
+    paging: Paging,
+    search: Annotated[SearchText | None, Query()] = None,
     state: Annotated[State | None, Query()] = None,
     job: Annotated[uuid.UUID | None, Query()] = None,
-    limit: Limit = 50,
-    cursor: Cursor = None,
 ) -> Page[ReleaseView]:
-    """The catalogue, newest first: what was published to you, and releases of datasets you work with."""
+    """Releases published to you and releases of datasets you work with, newest first."""
     query = actions.visible(principal)
     if search:
-        query = actions.searched(query, search)
+        query = actions.search(query, search)
     if state is not None:
         query = query.where(Release.state == state)
     if job is not None:
         query = query.where(Release.job_id == job, actions.works_on(principal))
-    rows, following = page(session, query, Release.created_at, Release.id, limit=limit, cursor=cursor)
-    return Page(items=actions.viewed(session, principal, rows), next=following)
+    return paging.page(session, query, Release, partial(actions.view_all, session, principal))
 
 
 @router.get("/{id}")
@@ -82,15 +82,15 @@ def show(id: uuid.UUID, principal: Anyone, session: SessionDep) -> ReleaseView:
     return _view(session, principal, actions.find(session, principal, id))
 
 
-@router.get("/{id}/preview", response_class=Response, responses=answers("image/png"))
+@router.get("/{id}/preview", response_class=Response, responses=media_types("image/png"))
 def preview(id: uuid.UUID, principal: Anyone, session: SessionDep) -> Response:
-    """Some samples of each class, as a picture."""
+    """Some samples of each class, as an image."""
     return Response(actions.preview(session, principal, id), media_type="image/png")
 
 
 @router.get("/{id}/review")
 def review(id: uuid.UUID, principal: CuratorOrAdmin, session: SessionDep) -> ReviewView:
-    """What an approver needs: the job, its dataset, its source, and of a relay the jobs before it."""
+    """For reviewers: the job, its dataset, its source, and for a relay the jobs before it."""
     return actions.review(session, principal, id)
 
 
@@ -98,7 +98,7 @@ def review(id: uuid.UUID, principal: CuratorOrAdmin, session: SessionDep) -> Rev
 def review_downloads(
     id: uuid.UUID, body: Paths, principal: CuratorOrAdmin, session: SessionDep, request: Request
 ) -> Downloads:
-    """Signed addresses of files of the bundle under review, for whoever may approve it and its author."""
+    """Signed URLs of files of the bundle under review, for its author and its reviewers."""
     signed = actions.review_downloads(session, principal, id, body.paths, request.app.state.downloads)
     session.close()
     audit.record_download(request, body.paths)
@@ -107,7 +107,7 @@ def review_downloads(
 
 @router.post("/{id}/approve")
 def approve(id: uuid.UUID, body: Approve, principal: CuratorOrAdmin, session: SessionDep) -> ReleaseView:
-    """Say yes to the bundle with this digest; not for its author. Building it anew voids the yes."""
+    """Approve the bundle with this digest, as another person than its author. A rebuild voids approvals."""
     return _view(
         session, principal, actions.approve(session, principal, id, digest=body.digest, note=body.note)
     )
@@ -115,7 +115,7 @@ def approve(id: uuid.UUID, body: Approve, principal: CuratorOrAdmin, session: Se
 
 @router.post("/{id}/rebuild", status_code=HTTP_202_ACCEPTED)
 def rebuild(id: uuid.UUID, principal: Curator, session: SessionDep, request: Request) -> ReleaseView:
-    """Build the bundle anew; approvals of the old one no longer count."""
+    """Build the bundle again; approvals of the old one no longer count."""
     row = actions.rebuild(session, principal, id)
     _wake_publisher(request, id)
     return _view(session, principal, row)
@@ -123,7 +123,7 @@ def rebuild(id: uuid.UUID, principal: Curator, session: SessionDep, request: Req
 
 @router.post("/{id}/discard")
 def discard(id: uuid.UUID, principal: CuratorOrAdmin, session: SessionDep, request: Request) -> ReleaseView:
-    """Give up a release that was never published."""
+    """Discard a release that was never published."""
     row = actions.discard(session, principal, id)
     _wake_publisher(request, id)  # the publisher removes the copy for review
     return _view(session, principal, row)
@@ -131,7 +131,7 @@ def discard(id: uuid.UUID, principal: CuratorOrAdmin, session: SessionDep, reque
 
 @router.post("/{id}/publish", status_code=HTTP_202_ACCEPTED)
 def publish(id: uuid.UUID, principal: Curator, session: SessionDep, request: Request) -> ReleaseView:
-    """Put an approved bundle, signed, where analysts can download it."""
+    """Sign an approved bundle and make it available for download."""
     row = actions.publish(session, principal, id)
     _wake_publisher(request, id)
     return _view(session, principal, row)
@@ -141,7 +141,7 @@ def publish(id: uuid.UUID, principal: Curator, session: SessionDep, request: Req
 def withdraw(
     id: uuid.UUID, body: Withdraw, principal: CuratorOrAdmin, session: SessionDep, request: Request
 ) -> ReleaseView:
-    """Take a release back: links die, the revocation list names it, what it cost stays spent."""
+    """Withdraw a release: downloads stop, the revocation list names it, its cost stays spent."""
     row = actions.withdraw(session, principal, id, reason=body.reason)
     _wake_publisher(request, id)
     return _view(session, principal, row)
@@ -149,7 +149,7 @@ def withdraw(
 
 @router.post("/{id}/readers")
 def add_reader(id: uuid.UUID, body: NewReader, principal: Curator, session: SessionDep) -> ReleaseView:
-    """Let somebody see and download a release that is not for everyone. Safe to repeat."""
+    """Let a person see and download a release that is not for everyone. Safe to repeat."""
     return _view(session, principal, actions.add_reader(session, principal, id, body.person))
 
 
@@ -162,7 +162,7 @@ def remove_reader(id: uuid.UUID, person: uuid.UUID, principal: CuratorOrAdmin, s
 def downloads(
     id: uuid.UUID, body: Paths, principal: Anyone, session: SessionDep, request: Request
 ) -> Downloads:
-    """Signed addresses of these files, for a quarter of an hour. Ask again whenever they have expired."""
+    """Signed URLs of these files, valid for 15 minutes. Request new ones when they have expired."""
     signed = actions.downloads(session, principal, id, body.paths, request.app.state.downloads)
     session.close()
     audit.record_download(request, body.paths)
@@ -171,7 +171,7 @@ def downloads(
 
 @well_known.get("/sluice-keys.json", response_model=KeysView)
 async def keys(request: Request) -> Response:
-    """Every key releases were ever signed with, the newest first."""
+    """All keys that releases were ever signed with, newest first."""
     return _cacheable(request, await request.app.state.signing_keys.get())
 
 
@@ -184,20 +184,22 @@ def signing_keys(engine: Engine) -> bytes:
     return KeysView(keys=public).model_dump_json().encode()
 
 
-@well_known.get("/sluice-revocations.json", response_class=Response, responses=answers("application/json"))
+@well_known.get(
+    "/sluice-revocations.json", response_class=Response, responses=media_types("application/json")
+)
 async def revocations(request: Request) -> Response:
-    """The signed list of all releases withdrawn so far."""
-    found = await request.app.state.revocations.get()
-    if found is None:
-        raise NotFound("No list was signed yet; the publisher signs one when it starts.")
-    return _cacheable(request, found)
+    """The signed list of all withdrawn releases."""
+    envelope = await request.app.state.revocations.get()
+    if envelope is None:
+        raise NotFound("No list was signed yet; the publisher signs one at its start.")
+    return _cacheable(request, envelope)
 
 
 def newest_revocations(engine: Engine) -> bytes | None:
     newest = select(Revocations.envelope).order_by(Revocations.number.desc()).limit(1)
     with Session(engine) as session:
-        found = session.scalars(newest).one_or_none()
-    return found.encode() if found is not None else None
+        envelope = session.scalars(newest).one_or_none()
+    return None if envelope is None else envelope.encode()
 
 
 def _cacheable(request: Request, content: bytes) -> Response:
@@ -208,8 +210,7 @@ def _cacheable(request: Request, content: bytes) -> Response:
 
 
 def _view(session: SessionDep, principal: Principal, row: Release) -> ReleaseView:
-    [view] = actions.viewed(session, principal, [row])
-    return view
+    return actions.view_all(session, principal, [row])[0]
 
 
 def _wake_publisher(request: Request, id: uuid.UUID) -> None:

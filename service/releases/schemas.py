@@ -1,4 +1,4 @@
-"""What is said about releases over HTTP."""
+"""Request and response bodies for releases."""
 
 import uuid
 from datetime import datetime
@@ -6,31 +6,29 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from core.tables import Account, Dataset, Job, Release
-from service.datasets.schemas import NOTE, Budget, Text, Whole
-from service.deps import Body, View
+from core.tables import Account, Dataset, Release
 from service.jobs.schemas import Readings
+from service.schemas import Body, Budget, Note, Text, View, Whole
 from sluice.privacy.relation import Relation
 from sluice.release import owners
 
-Note = Annotated[str, Field(max_length=2000, pattern=NOTE)]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$", examples=["5e88" * 16])]
 Format = Literal["parquet", "npz", "png"]
 Audience = Literal["granted", "everyone"]
 
 
 class NewRelease(Body):
-    """All of it is public once published."""
+    """All fields are public once the release is published."""
 
     job: uuid.UUID
     name: Text
     note: Note = ""
     licence: Text = "CC-BY-4.0"
     count: Annotated[
-        Whole, Field(ge=1, le=1_000_000, description="How many samples, in equal parts of each class.")
+        Whole, Field(ge=1, le=1_000_000, description="Number of samples, equally many of each class.")
     ] = 10_000
     seed: Annotated[Whole, Field(ge=0, le=2**53)] | None = Field(
-        default=None, description="Of the sample; public. Drawn if not given."
+        default=None, description="Seed of the sample; public. Random if left out."
     )
     formats: Annotated[tuple[Format, ...], Field(min_length=1, max_length=3)] = ("parquet", "npz")
     audience: Audience = "granted"
@@ -38,13 +36,13 @@ class NewRelease(Body):
 
 
 class Approve(Body):
-    digest: Digest = Field(description="Of the bundle that was looked at; another one is not approved by it.")
+    digest: Digest = Field(description="Digest of the reviewed bundle; only this bundle is approved.")
     note: Note = ""
 
 
 class Withdraw(Body):
     reason: Annotated[Note, Field(min_length=1, examples=["A class was misnamed."])] = Field(
-        description="Public: it stands in the revocation list."
+        description="Public: it is part of the revocation list."
     )
 
 
@@ -70,7 +68,7 @@ class Download(FileView):
 
 
 class Downloads(View):
-    """Addresses that give one file each, with ranges, for `expires_in` seconds."""
+    """URLs that serve one file each, with byte ranges, for `expires_in` seconds."""
 
     files: list[Download]
     expires_in: int
@@ -89,7 +87,7 @@ class Drawn(View):
 
 
 class OwnerView(View):
-    """What a release costs the records of one owner."""
+    """The privacy cost of a release for the records of one owner."""
 
     epsilon: Readings
     delta: float
@@ -97,7 +95,7 @@ class OwnerView(View):
 
 
 class Together(View):
-    """Of a relay: the sums of its owners, for a person whose records are with all of them."""
+    """Of a relay: the sums over its owners, for a person with records at all of them."""
 
     epsilon: float | None
     delta: float
@@ -114,25 +112,25 @@ class ReleaseView(View):
     state: str
     fault: str | None
     author: uuid.UUID
-    job: uuid.UUID | None = Field(description="For those who work with its dataset.")
+    job: uuid.UUID | None = Field(description="Shown to those who work with its dataset.")
     audience: str
-    reviewers: int = Field(description="People it takes: 2, or 1 at a site of one person.")
+    reviewers: int = Field(description="People required: 2, or 1 at a site of one person.")
     count: int
     seed: int
     formats: list[str]
     supersedes: uuid.UUID | None
     progress: Drawn = Field(description="Samples drawn.")
-    digest: str | None = Field(description="SHA-256 of the bundle's SHA256SUMS: what is approved.")
+    digest: str | None = Field(description="SHA-256 of the bundle's SHA256SUMS, which is approved.")
     files: list[FileView]
     manifest: dict[str, Any] | None
     privacy: dict[str, Any] | None
     owners: list[OwnerView] = Field(
-        description="What it costs the records of each owner, once built: one, but for a relay."
+        description="Privacy cost for the records of each owner, once built. A relay has several owners."
     )
     together: Together | None = Field(
-        description="Of a relay: the sums for a person whose records are with all of its owners."
+        description="Of a relay: the sums for a person with records at all of its owners."
     )
-    approvals: list[ApprovalView] = Field(description="For those who work with its dataset.")
+    approvals: list[ApprovalView] = Field(description="Shown to those who work with its dataset.")
     reason: str | None = Field(description="Why it was withdrawn.")
     created_at: datetime
     built_at: datetime | None
@@ -141,26 +139,22 @@ class ReleaseView(View):
 
     @classmethod
     def of(cls, row: Release, approvals: list[ApprovalView] | None) -> "ReleaseView":
-        """`approvals` are given to those who work on the release; the job is named to nobody else."""
-        shown = row.state not in ("withdrawing", "withdrawn")
-        return cls(
-            id=row.id, kind="images" if row.formats else "classifier", name=row.name, note=row.note,
-            licence=row.licence, state=row.state, fault=row.fault,
-            author=row.author_id, job=None if approvals is None else row.job_id, audience=row.audience,
-            reviewers=row.reviewers, count=row.count, seed=row.seed, formats=row.formats,
-            supersedes=row.supersedes, progress=Drawn(done=row.done, count=row.count),
+        """`approvals` is None for people who do not work on the release; the job is hidden from them too."""
+        withdrawn = row.state in ("withdrawing", "withdrawn")
+        together = owners.together(row.privacy) if row.privacy else None
+        return cls.from_row(
+            row, kind="images" if row.formats else "classifier",
+            job=None if approvals is None else row.job_id, progress=Drawn(done=row.done, count=row.count),
             digest=row.digest.hex() if row.digest else None,
-            files=[FileView(**file) for file in row.files or ()] if shown else [],
-            manifest=row.manifest if shown else None, privacy=row.privacy,
-            owners=[OwnerView.model_validate(each) for each in owners.of(row.privacy)] if row.privacy else [],
-            together=owners.together(row.privacy) if row.privacy else None,
-            approvals=approvals or [], reason=row.reason, created_at=row.created_at,
-            built_at=row.built_at, published_at=row.published_at, withdrawn_at=row.withdrawn_at,
+            files=[] if withdrawn else [FileView(**file) for file in row.files or ()],
+            manifest=None if withdrawn else row.manifest,
+            owners=list(map(OwnerView.model_validate, owners.of(row.privacy))) if row.privacy else [],
+            together=Together(**together) if together else None, approvals=approvals or [],
         )  # fmt: skip
 
 
 class DatasetCard(View):
-    """What was declared about a dataset, and the budget of its people."""
+    """The declared facts of a dataset, and the budget of its account."""
 
     id: uuid.UUID
     name: str
@@ -168,20 +162,19 @@ class DatasetCard(View):
     data_schema: dict[str, Any] = Field(serialization_alias="schema")
     nominal_size: int
     relation: Relation
-    budget: Budget = Field(description="In force now, of the account that the dataset draws on.")
+    budget: Budget = Field(description="Current budget of the account it is charged to.")
     public: bool
 
     @classmethod
     def of(cls, row: Dataset, account: Account, owner: str) -> "DatasetCard":
-        return cls(
-            id=row.id, name=row.name, owner=owner, data_schema=row.schema, nominal_size=row.nominal_size,
-            relation=Relation(account.relation), public=row.public,
-            budget=Budget(epsilon=account.epsilon, delta=account.delta, order=account.order),
+        return cls.from_row(
+            row, owner=owner, data_schema=row.schema, relation=account.relation,
+            budget=Budget.from_row(account),
         )  # fmt: skip
 
 
 class ReviewedJob(View):
-    """One training that a release comes from: what it did, what it cost, and on which datasets."""
+    """One training job of a release: its plan, its cost and its datasets."""
 
     id: uuid.UUID
     plan: dict[str, Any]
@@ -192,27 +185,19 @@ class ReviewedJob(View):
     created_at: datetime
     finished_at: datetime | None
     dataset: DatasetCard
-    source: DatasetCard | None = Field(description="Of an adaptation: the public dataset it learned from.")
-
-    @classmethod
-    def of(cls, row: Job, dataset: DatasetCard, source: DatasetCard | None) -> "ReviewedJob":
-        return cls(
-            id=row.id, plan=row.plan, event=row.event, epsilon=Readings.model_validate(row.readings),
-            cost=row.cost, state=row.state, created_at=row.created_at, finished_at=row.finished_at,
-            dataset=dataset, source=source,
-        )  # fmt: skip
+    source: DatasetCard | None = Field(description="Of an adaptation: the public dataset it trained on.")
 
 
 class ReviewView(View):
-    """What somebody who approves a release needs to know about where it comes from."""
+    """The origin of a release, for its reviewers."""
 
     release: uuid.UUID
     name: str
     state: str
     author: str
-    digest: str | None = Field(description="What is approved; null until the bundle is built.")
+    digest: str | None = Field(description="The digest to approve; null until the bundle is built.")
     job: ReviewedJob
-    earlier: list[ReviewedJob] = Field(description="Of a relay: the jobs before it, the latest first.")
+    earlier: list[ReviewedJob] = Field(description="Of a relay: the jobs before it, latest first.")
 
 
 class KeyView(View):
@@ -223,6 +208,6 @@ class KeyView(View):
 
 
 class KeysView(View):
-    """Every key releases were ever signed with."""
+    """All keys that releases were ever signed with."""
 
     keys: list[KeyView]

@@ -7,43 +7,40 @@ from typing import Annotated
 from fastapi import APIRouter, Request
 from pydantic import Field
 from sqlalchemy import func, select, update
-from sqlalchemy.exc import IntegrityError
 from starlette.status import HTTP_201_CREATED
 
-from core.errors import NotFound
-from core.people import NameTaken, require_independent
+from core.people import NAME, NameTaken, require_independent
 from core.tables import Dataset, Person, Team
 from service import quotas
 from service.auth import Admin
-from service.datasets.schemas import Whole
-from service.deps import Body, SessionDep, View
-from service.people.routes import PersonView
+from service.deps import SessionDep, commit_new, find_row
+from service.people.schemas import PersonView
 from service.routing import Route
+from service.schemas import Body, View, Whole
 
 router = APIRouter(prefix="/v1/admin", tags=["people"], route_class=Route)
+_Count = Annotated[Whole, Field(ge=0, le=2**53)]
+_BYTES = "Size of its datasets, including deleted ones whose bytes are still in the store."
 
 
 class NewTeam(Body):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,99}$", examples=["radiology"])]
-
-
-_Count = Annotated[Whole, Field(ge=0, le=2**53)]
+    name: Annotated[str, Field(pattern=NAME, examples=["radiology"])]
 
 
 class NewQuotas(Body):
-    """Null, or left out: the default of the site."""
+    """Null or left out: the site's default applies."""
 
-    bytes: _Count | None = Field(
-        default=None, description="Of its datasets, until the store has none of them.", examples=[10**12]
+    bytes: _Count | None = Field(default=None, description=_BYTES, examples=[10**12])
+    jobs: _Count | None = Field(
+        default=None, description="Jobs queued or running at the same time.", examples=[4]
     )
-    jobs: _Count | None = Field(default=None, description="That wait or run at once.", examples=[4])
     job_seconds: Annotated[Whole, Field(ge=1, le=2**53)] | None = Field(
-        default=None, description="That one job may run. Counts for jobs that are made from now on."
+        default=None, description="Maximum run time of one job. Applies to jobs created from now on."
     )
 
 
 class QuotasView(View):
-    """In force; null: no limit."""
+    """Quotas in force; null: no limit."""
 
     bytes: int | None
     jobs: int | None
@@ -54,29 +51,24 @@ class TeamView(View):
     id: uuid.UUID
     name: str
     people: int
-    bytes: int = Field(description="Of its datasets, until the store has none of them.")
-    jobs: int = Field(description="Of its jobs, those that wait or run.")
+    bytes: int = Field(description=_BYTES)
+    jobs: int = Field(description="Its jobs that are queued or running.")
     quotas: QuotasView
 
 
 class Membership(Body):
-    team: uuid.UUID | None = Field(default=None, description="Null: the person shares with nobody.")
+    team: uuid.UUID | None = Field(default=None, description="Null: the person is in no team.")
     datasets: bool = Field(
         default=False,
         strict=True,
-        description="Their datasets that belong to no team go with them. Those of another team stay there.",
+        description="Move the person's datasets that belong to no team. Datasets of another team stay there.",
     )
 
 
 @router.post("/teams", status_code=HTTP_201_CREATED)
 def add(body: NewTeam, _: Admin, session: SessionDep, request: Request) -> TeamView:
     team = Team(id=uuid.uuid4(), name=body.name)
-    session.add(team)
-    try:
-        session.commit()
-    except IntegrityError:
-        session.rollback()
-        raise NameTaken("Choose another name; another team has this one.") from None
+    commit_new(session, team, NameTaken("Another team has this name; choose another one."))
     return _view(session, request, team)
 
 
@@ -87,35 +79,31 @@ def list_teams(_: Admin, session: SessionDep, request: Request) -> list[TeamView
 
 @router.post("/teams/{id}/quotas")
 def set_quotas(id: uuid.UUID, body: NewQuotas, _: Admin, session: SessionDep, request: Request) -> TeamView:
-    """What a team may use at once. What it holds already stays, however small the quota."""
+    """Set what a team may use at the same time. What it uses already stays, even above the quota."""
     values = {f"quota_{name}": value for name, value in body.model_dump().items()}
-    team = session.scalars(update(Team).where(Team.id == id).values(values).returning(Team)).one_or_none()
-    if team is None:
-        raise NotFound("There is no such team.")
+    query = update(Team).where(Team.id == id).values(values).returning(Team)
+    team: Team = find_row(session, query, "team")
     session.commit()
     return _view(session, request, team)
 
 
 @router.post("/people/{id}/team")
 def move(id: uuid.UUID, body: Membership, principal: Admin, session: SessionDep) -> PersonView:
-    """Put a person into a team, or into none. What they registered in a team stays with it.
+    """Put a person into a team, or into none. Datasets they registered in a team stay with that team.
 
-    An admin who invited the person lately leaves that to another one: they could have the person's key.
+    An admin who invited the person recently cannot do this, since they could hold the person's key.
     """
-    if body.team is not None and session.get(Team, body.team) is None:
-        raise NotFound("There is no such team.")
-    moved = session.scalars(
-        update(Person).where(Person.id == id).values(team_id=body.team).returning(Person)
-    ).one_or_none()
-    if moved is None:
-        raise NotFound("There is no such person.")
+    if body.team is not None:
+        find_row(session, select(Team).where(Team.id == body.team), "team")
+    query = update(Person).where(Person.id == id).values(team_id=body.team).returning(Person)
+    person: Person = find_row(session, query, "person")
     if body.team is not None:
         require_independent(session, id, principal.id)
-    if body.datasets and body.team is not None:
-        alone = (Dataset.owner_id == id, Dataset.team_id.is_(None))
-        session.execute(update(Dataset).where(*alone).values(team_id=body.team))
+        if body.datasets:
+            without_team = (Dataset.owner_id == id, Dataset.team_id.is_(None))
+            session.execute(update(Dataset).where(*without_team).values(team_id=body.team))
     session.commit()
-    return PersonView.of(moved)
+    return PersonView.of(person)
 
 
 def _view(session: SessionDep, request: Request, team: Team) -> TeamView:

@@ -155,11 +155,11 @@ def test_a_flood_of_bad_keys_is_two_rows(house, monkeypatch):
 
 
 def test_sources_of_bad_keys_beyond_a_thousand_are_counted_together(house, monkeypatch):
-    monkeypatch.setattr(service_audit, "MOST_SOURCES", 3)
+    monkeypatch.setattr(service_audit, "MAX_SOURCES", 3)
     refusals, written = service_audit.Refusals(house.engine), []
     monkeypatch.setattr(audit, "write", lambda *a, actor, times, **_: written.append((actor.address, times)))
     for address in ("a", "b", "c", "d", "e", "f"):
-        refusals.count(service_audit._Refused("sign-in", 401, address=address))
+        refusals.count(service_audit.Refusal("sign-in", 401, Actor(address=address)))
     refusals.flush(all=True)
     assert written == [("a", 1), ("b", 1), ("c", 1), (None, 1), (None, 2)]
 

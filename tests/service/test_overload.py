@@ -24,7 +24,7 @@ from service import auth, health, limits, overload, server
 from service.__main__ import main
 from service.app import POOL, create_app
 from service.auth import Admin
-from service.people.routes import PersonView
+from service.people.schemas import PersonView
 from service.refreshed import Refreshed
 from service.routing import THREADS
 from tests.service.house import BUDGET, IMAGES, Caller, House, new_key, opened
@@ -151,7 +151,7 @@ def test_a_well_known_answer_outlives_a_database_that_does_not_answer(house, mon
 
 
 def test_one_person_has_so_many_streams(house, monkeypatch):
-    monkeypatch.setattr(house.app.state, "streams", overload.Slots(total=3, each=1))
+    monkeypatch.setattr(house.app.state, "streams", overload.Slots(total=3, per_key=1))
     job = house.job(house.curator, house.ready(house.curator)["id"]).json()["id"]
     path = f"/v1/jobs/{job}/events"
     with house.curator.stream("GET", path) as first:
@@ -245,7 +245,7 @@ def test_one_address_has_so_many_requests_under_way_and_others_have_theirs(narro
     storm = threading.Thread(target=lambda: answers.extend(at_once(wrong, [("GET", "/v1/me")] * 4)))
     storm.start()
     try:
-        wait_until(lambda: narrow.app.state.admission.strangers._all == 4)
+        wait_until(lambda: narrow.app.state.admission.unproven._all == 4)
         refused = narrow.anonymous.get("/v1/me")
         assert (refused.status_code, refused.json()["slug"]) == (429, "rate-limited")
         assert refused.headers["retry-after"] == "1"
@@ -298,13 +298,13 @@ def test_an_ipv6_client_is_known_by_its_64_bit_network(one, other, same):
 
 
 def test_what_is_remembered_of_addresses_and_keys_is_bounded(narrow, monkeypatch, minute):
-    monkeypatch.setattr(limits, "MOST_REMEMBERED", 100)
+    monkeypatch.setattr(limits, "MAX_COUNTED", 100)
     rates = limits.Rates(5)
     for address in range(1000):
         rates.count(address)
     assert len(rates._counts) <= 101
-    monkeypatch.setattr(overload, "REMEMBERED", 3)
-    good = narrow.app.state.admission.good
+    monkeypatch.setattr(overload, "MAX_PROVEN", 3)
+    good = narrow.app.state.admission.proven_credentials
     good.clear()
     for _ in range(5):
         assert narrow.person("analyst").get("/v1/me").status_code == 200
@@ -423,7 +423,7 @@ def test_health_does_not_wait_for_requests_that_arrived_before_it(house, monkeyp
         for each in (*others, health_line, first):
             assert each.recv(4096).startswith(b"HTTP/1.1 200")
     assert sorted(begun) == sorted(["/busy", "/healthz", *(f"/{number}" for number in range(200))])
-    assert begun.index("/healthz") <= 2 * server.AT_A_TIME
+    assert begun.index("/healthz") <= 2 * server.REQUESTS_PER_ROUND
 
 
 @pytest.mark.parametrize(("trusted", "address"), [(None, "127.0.0.1"), ("127.0.0.0/8", "192.0.2.9")])
@@ -446,7 +446,7 @@ def test_a_client_that_does_not_finish_the_head_of_a_request_is_cut_off(sent, ho
 
 
 def test_one_address_cannot_take_every_connection(house, monkeypatch):
-    monkeypatch.setattr(server, "most_connections", lambda: 6)
+    monkeypatch.setattr(server, "max_connections", lambda: 6)
     monkeypatch.setattr(server, "HEAD_SECONDS", 600)
     with running(house) as port, ExitStack() as lines:
         for _ in range(3):

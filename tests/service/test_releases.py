@@ -451,7 +451,7 @@ def test_a_bundle_built_anew_is_another_one_to_review(house, job):
     assert f"/review/{id}/1/{digest}/" in first
     assert f"/review/{id}/2/{digest}/" in second
     house.sql("DELETE FROM review_copies WHERE release_id = %s", id)  # as of a bundle of an older version
-    assert "build it anew" in house.mate.post(path, json=body).json()["detail"]
+    assert "rebuild it" in house.mate.post(path, json=body).json()["detail"]
 
 
 def test_a_link_expires(house, shelved, monkeypatch):
@@ -554,7 +554,7 @@ def test_diagnostics_are_off_unless_the_site_says_so(servers):
         assert "SLUICE_DIAGNOSTICS=true" in told.json()["detail"]
         assert "loss" not in told.text
         stranger = quiet.curator2.get(f"/v1/jobs/{job}/diagnostics").json()["detail"]
-        assert stranger == "No job of yours has this id."
+        assert stranger == "No job that you may see has this id."
 
 
 def test_an_admin_is_not_told_the_counts_of_a_dataset(house):
