@@ -1,40 +1,29 @@
-"""Failures with names: what a person did wrong, and faults of a job."""
+"""Problems that many parts of the server raise."""
 
-from typing import Any, ClassVar
+from sluice.problems import Problem
 
-
-class Problem(Exception):
-    """Something a caller can act on; `detail` has the way out and quotes nothing private."""
-
-    status: ClassVar[int] = 400
-    slug: ClassVar[str] = "bad-request"
-    title: ClassVar[str] = "The request cannot be served"
-
-    def __init__(self, detail: str, **fields: Any) -> None:
-        super().__init__(detail)
-        self.detail = detail
-        self.fields = fields
+__all__ = ["Forbidden", "Invalid", "NotAuthenticated", "NotFound", "NotReady", "Problem", "WrongState"]
 
 
 class NotAuthenticated(Problem):
-    status, slug, title = 401, "not-authenticated", "It is not known who is asking"
+    status, slug, title = 401, "not-authenticated", "Authentication required"
 
 
 class Forbidden(Problem):
-    status, slug, title = 403, "forbidden", "This is for another role"
+    status, slug, title = 403, "forbidden", "Not allowed for your role"
 
 
 class NotFound(Problem):
-    status, slug, title = 404, "not-found", "There is nothing like that here for you"
+    status, slug, title = 404, "not-found", "Not found, or not visible to you"
 
 
 class WrongState(Problem):
-    status, slug, title = 409, "wrong-state", "This cannot be done now"
+    status, slug, title = 409, "wrong-state", "Not possible in the present state"
 
 
 class Invalid(Problem):
-    status, slug, title = 422, "invalid-request", "The request does not fit its description"
+    status, slug, title = 422, "invalid-request", "Invalid request"
 
 
 class NotReady(Problem):
-    status, slug, title = 503, "not-ready", "A part that is needed does not answer"
+    status, slug, title = 503, "not-ready", "A server this service needs does not respond"

@@ -195,13 +195,13 @@ class Stack:
 
     def prepare(self) -> None:
         """Brings the database up to date and lets each role in."""
-        from migrations import DatabaseIsNewer, migrate
+        from migrations import UnknownRevision, migrate
 
         began = time.monotonic()
         try:
             passwords = {role: self.state["database"][role] for role in ROLES}
             migrate(self.owner_url, passwords, independent_days=load(RuleSettings).independent_days)
-        except (DatabaseIsNewer, SettingsProblem) as problem:
+        except (UnknownRevision, SettingsProblem) as problem:
             raise CannotRun(str(problem)) from None
         engine = connect(self.owner_url)
         with Session(engine) as session, session.begin():

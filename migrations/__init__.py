@@ -1,4 +1,4 @@
-"""Schema, triggers and database roles. `python -m migrations` brings a database to the newest of them."""
+"""Schema, triggers and database roles. `python -m migrations` brings a database to the newest revision."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,37 +14,46 @@ from sqlalchemy import text, update
 from core.database import connect, database_role
 from core.tables import Rules
 
+BASELINE = "0010"  # the oldest revision that this version can upgrade
 
-class DatabaseIsNewer(Exception):
-    """The database was migrated by a newer Sluice than this one."""
+
+class UnknownRevision(Exception):
+    """The database was migrated by a version of Sluice that this one cannot follow."""
 
 
 def migrate(url: str, passwords: Mapping[str, str], *, independent_days: int | None = None) -> None:
-    """Applies what is missing, sets the site's rules, lets each application role log in with its password."""
+    """Upgrades the schema, sets the site's rules and the passwords of the application roles."""
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent))
     engine = connect(url)
     try:
         with engine.begin() as connection:
-            _refuse_newer(MigrationContext.configure(connection), ScriptDirectory.from_config(config))
+            _require_known_revision(
+                MigrationContext.configure(connection), ScriptDirectory.from_config(config)
+            )
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
             if independent_days is not None:
                 connection.execute(update(Rules).values(independent_days=independent_days))
             name = connection.dialect.identifier_preparer.quote(connection.engine.url.database or "")
-            # Nobody needs a temporary table, and one could stand in for a table of ours.
+            # No role needs temporary tables, and one could be named like a table of ours.
             connection.execute(text(f"REVOKE TEMPORARY, CREATE ON DATABASE {name} FROM PUBLIC"))
     finally:
         engine.dispose()
     _set_passwords(url, passwords)
 
 
-def _refuse_newer(context: MigrationContext, scripts: ScriptDirectory) -> None:
-    known = {script.revision for script in scripts.walk_revisions()}
-    unknown = set(context.get_current_heads()) - known
-    if unknown:
-        raise DatabaseIsNewer(
-            f"the database is at revision {min(unknown)}, which this version does not know: "
+def _require_known_revision(context: MigrationContext, scripts: ScriptDirectory) -> None:
+    for revision in set(context.get_current_heads()) - {
+        script.revision for script in scripts.walk_revisions()
+    }:
+        if revision < BASELINE:
+            raise UnknownRevision(
+                f"the database is at revision {revision}, which is older than this version can upgrade: "
+                "upgrade it with version 0.1.0 of Sluice first, then start this version"
+            )
+        raise UnknownRevision(
+            f"the database is at revision {revision}, which this version does not know: "
             "start the version of Sluice that wrote it, or restore a backup"
         )
 

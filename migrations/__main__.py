@@ -9,7 +9,7 @@ from core.database import connect
 from core.errors import Problem
 from core.people import invite_admin
 from core.settings import MigrateSettings, SettingsProblem, load
-from migrations import DatabaseIsNewer, migrate
+from migrations import UnknownRevision, migrate
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
             with Session(connect(str(settings.database_url))) as session, session.begin():
                 text = invite_admin(session, name)
             sys.stdout.write(f"invitation of {name}, shown this once: {text}\n")
-    except (SettingsProblem, DatabaseIsNewer, Problem) as problem:
+    except (SettingsProblem, UnknownRevision, Problem) as problem:
         sys.exit(f"sluice: {problem}")
 
 

@@ -1,6 +1,6 @@
-"""Every error as application/problem+json (RFC 9457), with a name, a way out, and nothing echoed."""
+"""Turns every error into application/problem+json (RFC 9457): slug, status and detail of its class, never a
+value of the request."""
 
-import re
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -13,23 +13,50 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 
 from core import log
-from core.errors import NotReady, Problem
-from sluice.privacy.problems import Problem as PrivacyProblem
+from core.errors import Invalid, NotReady, Problem
 
 _log = log.get("problems")
-# Our own problems name the number they were given, which suits a command line; here nothing is echoed.
-_QUOTED = re.compile(r" is .+?; give")
-_PLAIN = {
-    400: ("bad-request", "The request cannot be read", "Send JSON as /docs describes it."),
-    404: ("not-found", "There is nothing at this address", "See /docs for the addresses that exist."),
-    408: ("request-timeout", "The body did not arrive in time", "Send the request again, all of it at once."),
-    413: ("body-too-large", "The request is too large", "Describe data here; upload files as parts."),
-    405: ("method-not-allowed", "This address does not take that method", "See /docs for its methods."),
+
+
+class BadRequest(Problem):
+    status, slug, title = 400, "bad-request", "The request cannot be parsed"
+
+
+class NoSuchRoute(Problem):
+    status, slug, title = 404, "not-found", "No such route"
+
+
+class MethodNotAllowed(Problem):
+    status, slug, title = 405, "method-not-allowed", "Method not allowed"
+
+
+class RequestTimeout(Problem):
+    status, slug, title = 408, "request-timeout", "The request body did not arrive in time"
+
+
+class BodyTooLarge(Problem):
+    status, slug, title = 413, "body-too-large", "The request body is too large"
+
+
+class InternalError(Problem):
+    status, slug, title = 500, "internal-error", "Internal error"
+
+
+# What the framework and the middleware raise as HTTPException, by status.
+_BY_STATUS: dict[int, Problem] = {
+    problem.status: problem
+    for problem in (
+        BadRequest("Send JSON as described at /docs."),
+        NoSuchRoute("/docs lists the routes."),
+        MethodNotAllowed("/docs lists the methods of each route."),
+        RequestTimeout("Send the whole request again."),
+        BodyTooLarge("Describe data in the body; upload files as parts."),
+    )
 }
 
 
 class ProblemView(BaseModel):
-    """RFC 9457. `slug` names the kind of problem, `detail` says what happened and the way out."""
+    """RFC 9457. `slug` names the kind of problem, `detail` says what happened and what to do."""
 
     type: str
     slug: str
@@ -40,14 +67,14 @@ class ProblemView(BaseModel):
 
 
 def _documented(status: int, slug: str, text: str) -> dict[str, Any]:
-    shown = {
+    example = {
         "type": f"urn:sluice:problem:{slug}", "slug": slug, "title": text, "status": status,
-        "detail": "What happened, and the way out.", "request_id": "5b1c3f0e9d2a4c6f8e7b0a1d2c3e4f50",
+        "detail": "What happened, and what to do.", "request_id": "5b1c3f0e9d2a4c6f8e7b0a1d2c3e4f50",
     }  # fmt: skip
     schema = {"$ref": "#/components/schemas/ProblemView"}
     return {
         "description": text,
-        "content": {"application/problem+json": {"schema": schema, "example": shown}},
+        "content": {"application/problem+json": {"schema": schema, "example": example}},
     }
 
 
@@ -55,26 +82,22 @@ def _documented(status: int, slug: str, text: str) -> dict[str, Any]:
 DOCUMENTED: dict[int | str, dict[str, Any]] = {
     status: _documented(status, slug, text)
     for status, slug, text in (
-        (400, "bad-request", "The request cannot be read"),
-        (401, "not-authenticated", "It is not known who is asking"),
-        (403, "forbidden", "This is for another role or another person"),
-        (404, "not-found", "There is nothing like that here for you"),
-        (409, "budget-exceeded", "This cannot be done now, or the budget does not allow it"),
+        (400, "bad-request", "The request cannot be parsed"),
+        (401, "not-authenticated", "Authentication required"),
+        (403, "forbidden", "Not allowed for your role, or for you"),
+        (404, "not-found", "Not found, or not visible to you"),
+        (409, "budget-exceeded", "Not possible in the present state, or beyond the budget"),
         (410, "release-withdrawn", "The release was withdrawn"),
-        (413, "body-too-large", "The request is too large"),
-        (422, "invalid-request", "The request or the plan does not fit its description"),
+        (413, "body-too-large", "The request body is too large"),
+        (422, "invalid-request", "Invalid request or plan"),
         (429, "rate-limited", "Too many requests; Retry-After says how long to wait"),
-        (
-            503,
-            "not-ready",
-            "Too many requests, a part that does not answer, or a ledger behind its witness",
-        ),
+        (503, "not-ready", "Overloaded, a server that does not respond, or a ledger behind its witness"),
     )
 }
 
 
 def describe(app: FastAPI) -> None:
-    """Adds the form of a problem to the document; as a route's `model` it would claim to be plain JSON."""
+    """Adds ProblemView to the document; as a route's `model` it would be described as plain JSON."""
     plain = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -86,78 +109,67 @@ def describe(app: FastAPI) -> None:
 
 
 def install(app: FastAPI) -> None:
+    """Registers a handler for each type of exception; Starlette picks by the class of what was raised."""
     describe(app)
-    app.add_exception_handler(Problem, _named)
-    app.add_exception_handler(PrivacyProblem, _privacy)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _plain)
-    app.add_exception_handler(OperationalError, _lost_database)
-    app.add_exception_handler(PoolTimeout, _lost_database)
-    app.add_exception_handler(BotoCoreError, _lost_store)
-    app.add_exception_handler(ClientError, _lost_store)
+    handlers: dict[type[Exception], Any] = {
+        Problem: _refused, RequestValidationError: _invalid, HTTPException: _http,
+        OperationalError: _database_error, PoolTimeout: _database_error,
+        BotoCoreError: _store_error, ClientError: _store_error,
+    }  # fmt: skip
+    for error, handler in handlers.items():
+        app.add_exception_handler(error, handler)
 
 
-def _answer(
-    request: Request, status: int, slug: str, title: str, detail: str, /, **fields: Any
-) -> JSONResponse:
-    headers = fields.pop("headers", None)
+def answer(request: Request, problem: Problem, *, status: int | None = None) -> JSONResponse:
+    """The response to a problem; `given`, a value of the request, is not part of it."""
+    fields = dict(problem.fields)
+    headers, code = fields.pop("headers", None), status or problem.status
     body = {
-        "type": f"urn:sluice:problem:{slug}",
-        "slug": slug,
-        "title": title,
-        "status": status,
-        "detail": detail,
+        "type": f"urn:sluice:problem:{problem.slug}",
+        "slug": problem.slug,
+        "title": problem.title,
+        "status": code,
+        "detail": problem.detail,
+        "request_id": getattr(request.state, "request_id", None),
     }
-    body |= {"request_id": getattr(request.state, "request_id", None)} | fields
-    return JSONResponse(body, status_code=status, media_type="application/problem+json", headers=headers)
+    return JSONResponse(
+        body | fields, status_code=code, media_type="application/problem+json", headers=headers
+    )
 
 
-def answer(request: Request, problem: Problem) -> JSONResponse:
-    return _answer(request, problem.status, problem.slug, problem.title, problem.detail, **problem.fields)
-
-
-async def _named(request: Request, problem: Problem) -> JSONResponse:
+async def _refused(request: Request, problem: Problem) -> JSONResponse:
     return answer(request, problem)
 
 
-async def _privacy(request: Request, problem: PrivacyProblem) -> JSONResponse:
-    detail = _QUOTED.sub(": give", problem.detail)
-    return _answer(request, 422, problem.slug, problem.title, detail, **problem.fields)
+async def _database_error(request: Request, error: Exception) -> JSONResponse:
+    _log.error("database_lost", kind=type(error).__name__)
+    return answer(request, NotReady("The database does not respond; try again shortly.", headers=_RETRY))
 
 
-async def _lost_database(request: Request, problem: Exception) -> JSONResponse:
-    _log.error("database_lost", kind=type(problem).__name__)
-    return _lost(request, NotReady("The database does not answer; try again shortly."))
+async def _store_error(request: Request, error: Exception) -> JSONResponse:
+    _log.error("store_lost", kind=type(error).__name__)
+    return answer(request, NotReady("The object store does not respond; try again shortly.", headers=_RETRY))
 
 
-async def _lost_store(request: Request, problem: Exception) -> JSONResponse:
-    _log.error("store_lost", kind=type(problem).__name__)
-    return _lost(request, NotReady("The store does not answer as it should; try again shortly."))
+_RETRY = {"Retry-After": "2"}
 
 
-def _lost(request: Request, lost: NotReady) -> JSONResponse:
-    return _answer(request, lost.status, lost.slug, lost.title, lost.detail, headers={"Retry-After": "2"})
-
-
-async def _invalid(request: Request, problem: RequestValidationError) -> JSONResponse:
-    found = problem.errors()
-    if any(error["type"] == "json_invalid" for error in found):
-        return _answer(request, 400, *_PLAIN[400])
+async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    errors = error.errors()
+    if any(item["type"] == "json_invalid" for item in errors):
+        return answer(request, _BY_STATUS[400])
     # Pydantic's errors carry `input`, which for a missing field is the whole body: only these three leave.
-    errors = [{"loc": _place(e), "type": e["type"], "msg": _told(e)} for e in found]
-    return _answer(
-        request, 422, "invalid-request", "The request does not fit its description",
-        "Correct the fields named in `errors`; /docs describes them.", errors=errors,
-    )  # fmt: skip
+    shown = [{"loc": _location(item), "type": item["type"], "msg": _message(item)} for item in errors]
+    return answer(request, Invalid("Correct the fields named in `errors`; see /docs.", errors=shown))
 
 
-def _place(error: dict[str, Any]) -> list[Any]:
-    """Where it is wrong; the name of a field that should not be there is the caller's own text."""
+def _location(error: dict[str, Any]) -> list[Any]:
+    """Where it is wrong, without the name of an unknown field: that is text of the request."""
     place = list(error["loc"])
     return place[:-1] if error["type"] == "extra_forbidden" else place
 
 
-def _told(error: dict[str, Any]) -> str:
+def _message(error: dict[str, Any]) -> str:
     if error["type"] == "union_tag_invalid":
         return f"Input should have as kind one of: {error['ctx']['expected_tags']}"
     if error["type"] == "uuid_parsing":
@@ -165,21 +177,21 @@ def _told(error: dict[str, Any]) -> str:
     return str(error["msg"])
 
 
-async def _plain(request: Request, problem: HTTPException) -> JSONResponse:
-    fallback = ("http-error", "The request cannot be served", "See /docs.")
-    slug, title, detail = _PLAIN.get(problem.status_code, fallback)
-    told = _answer(request, problem.status_code, slug, title, detail)
-    told.headers.update(problem.headers or {})
-    if problem.status_code == 405:
-        # A router names the methods of the one route it found; an address may have several.
+class _OtherHttpError(Problem):
+    slug = "http-error"
+
+
+async def _http(request: Request, error: HTTPException) -> JSONResponse:
+    problem = _BY_STATUS.get(error.status_code, _OtherHttpError("See /docs."))
+    response = answer(request, problem, status=error.status_code)
+    response.headers.update(error.headers or {})
+    if error.status_code == 405:
+        # The router names the methods of one matching route; a path may have several.
         path = getattr(request.scope.get("route"), "path", None)
-        methods = {method for method, each in request.app.state.permissions if each == path}
-        told.headers["Allow"] = ", ".join(sorted(methods)) or told.headers["Allow"]
-    return told
+        methods = {method for method, known in request.app.state.permissions if known == path}
+        response.headers["Allow"] = ", ".join(sorted(methods)) or response.headers["Allow"]
+    return response
 
 
 def unexpected(request: Request) -> JSONResponse:
-    return _answer(
-        request, 500, "internal-error", "Something went wrong on our side",
-        "Try again; if it stays, tell the operator the request id.",
-    )  # fmt: skip
+    return answer(request, InternalError("Try again; if it persists, tell the operator the request id."))

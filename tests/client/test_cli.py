@@ -129,7 +129,7 @@ def test_login_keeps_a_key_that_only_its_owner_can_read(site, sluice, told):
 def test_a_key_that_does_not_work_is_not_kept(site, sluice):
     code, _, err = sluice("login", "--url", site.url, stdin="sl_wrong\n")
     assert code == 1
-    assert err.startswith("sluice: It is not known who is asking: The key is unknown")
+    assert err.startswith("sluice: Authentication required: The key is unknown")
     assert not config.config_file().exists()
 
 
@@ -430,7 +430,7 @@ def test_what_belongs_to_another_role_is_refused(site, sluice, plan):
     for command in (["datasets", "list"], ["ledger", "show"], ["people", "list"]):
         code, _, err = sluice(*command, key=site.analyst)
         assert code == 1
-        assert err.startswith("sluice: This is for another role: ")
+        assert err.startswith("sluice: Not allowed for your role: ")
 
 
 # -- budgets
@@ -810,8 +810,8 @@ def test_every_method_has_numbers_to_train_with(method, side, channels, records)
     [
         (["--method", "magic"], "there is no method magic: sluice quote --help lists them"),
         (["--method", "dpgan", "--set", "steps"], "'steps' sets nothing"),
-        (["--method", "dpgan", "--set", "noise=-1"], "The plan cannot be trained as written"),
-        (["--method", "dpgan", "--set", "colour=red"], "The plan cannot be trained as written"),
+        (["--method", "dpgan", "--set", "noise=-1"], "Invalid plan"),
+        (["--method", "dpgan", "--set", "colour=red"], "Invalid plan"),
         (["--method", "dpgan", "--set", "recipe=magic"], "There is no preset of that name"),
     ],
 )

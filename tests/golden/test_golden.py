@@ -235,8 +235,6 @@ def test_every_problem_keeps_its_slug_and_status():
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
     answers = {(cls.slug, cls.status) for cls in problem_classes(errors.Problem)}
-    answers |= {(cls.slug, getattr(cls, "status", 422)) for cls in problem_classes(privacy_problems.Problem)}
-    answers |= {(slug, status) for status, (slug, *_) in getattr(service.problems, "_PLAIN", {}).items()}
     missing = {(before["slug"], before["status"]) for before in golden("problems.json")} - answers
     assert not missing
 

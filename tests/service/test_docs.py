@@ -6,10 +6,8 @@ import pytest
 
 from core import errors
 from core.stores.uploads import MOST_PARTS, SIGNED_SECONDS
-from service import problems
 from service.auth import OPEN
 from service.limits import LARGEST_BODY
-from sluice.privacy import problems as privacy_problems
 from tests.conftest import ROOT
 from tests.service.test_permissions import OPEN_ROUTES
 
@@ -32,10 +30,8 @@ def named() -> dict[str, str]:
                 yield each
                 yield from below(each)
 
-    found = {each.slug: str(each.status) for each in below(errors.Problem)}
-    found |= {each.slug: "422" for each in below(privacy_problems.Problem)}
-    found |= {slug: str(status) for status, (slug, *_) in problems._PLAIN.items()}
-    return found | {"internal-error": "500", "http-error": "any other"}
+    found = {each.slug: str(each.status) for each in below(errors.Problem) if "slug" in vars(each)}
+    return found | {"http-error": "any other"}
 
 
 def test_every_problem_is_documented_with_its_status():

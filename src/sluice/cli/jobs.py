@@ -253,7 +253,7 @@ def default_plan(method: str | None, dataset: "Json", given: "Json", epsilon: fl
             usual["charts"] = charts_for(each, target)[0]
         return plan_of(kind, usual | given).to_dict()
     except Problem as problem:
-        raise CannotRun(f"{problem.title}: {problem.detail}") from None
+        raise CannotRun(f"{problem.title}: {problem.text}") from None
 
 
 def sized(usual: "Json", records: int, schema: "Json") -> "Json":

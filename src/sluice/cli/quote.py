@@ -116,7 +116,7 @@ def priced(
         except Problem as problem:
             if as_json:
                 print(dumps({"problem": problem.to_dict()}))
-            print(inert(f"{problem.title}: {problem.detail}"), file=sys.stderr)
+            print(inert(f"{problem.title}: {problem.text}"), file=sys.stderr)
             raise typer.Exit(2) from None
         curve = result.pop("curve", list)  # worked out if it is shown
         print(dumps(result)) if as_json else show(result, curve())

@@ -58,7 +58,7 @@ class NotVerified(CannotRun):
     """A release is not what was signed, or was withdrawn; `slug` says which."""
 
     def __init__(self, problem: "Problem") -> None:
-        super().__init__(f"{problem.title}: {problem.detail}")
+        super().__init__(f"{problem.title}: {problem.text}")
         self.slug, self.problem = problem.slug, problem
         self.exit_code = 4 if problem.slug == "release-withdrawn" else 3
 

@@ -62,7 +62,8 @@ class AdaptPlan(Plan):
         whole("dim", self.dim, most=4096, problem=InvalidPlan)
         positive("row_bound", self.row_bound, problem=InvalidPlan)
         good = isinstance(self.geometry, Geometry)
-        require(good, f"geometry is {self.geometry!r}; give one of {[*Geometry]}.", problem=InvalidPlan)
+        known = ", ".join(Geometry)
+        require(good, f"geometry must be one of {known}.", given=self.geometry, problem=InvalidPlan)
         good = self.batch <= self.records
         require(good, "batch is larger than records; draw at most all of them.", problem=InvalidPlan)
         good = self.geometry is Geometry.SPHERE or self.directions % self.dim == 0

@@ -106,7 +106,7 @@ class GSWGANPlan(Plan):
         positive("clip_norm", self.clip_norm, problem=InvalidPlan)
         known = [Clipping.JOINT, Clipping.PER_IMAGE]
         good = isinstance(self.clipping, Clipping) and self.clipping in known
-        require(good, f"clipping is {self.clipping!r}; give one of {known}.", problem=InvalidPlan)
+        require(good, f"clipping must be one of {known}.", given=self.clipping, problem=InvalidPlan)
 
     @property
     def rows(self) -> int:

@@ -108,7 +108,8 @@ class SinkhornPlan(Plan):
         whole("images", self.images, most=MOST_ROWS, problem=InvalidPlan)
         positive("clip_norm", self.clip_norm, problem=InvalidPlan)
         good = isinstance(self.clipping, Clipping)
-        require(good, f"clipping is {self.clipping!r}; give one of {[*Clipping]}.", problem=InvalidPlan)
+        known = ", ".join(Clipping)
+        require(good, f"clipping must be one of {known}.", given=self.clipping, problem=InvalidPlan)
 
     @property
     def query(self) -> Query:

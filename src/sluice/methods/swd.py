@@ -133,7 +133,8 @@ class SWDPlan(Plan):
         positive("row_bound", self.row_bound, problem=InvalidPlan)
         positive("label_weight", self.label_weight, problem=InvalidPlan)
         good = isinstance(self.geometry, Geometry)
-        require(good, f"geometry is {self.geometry!r}; give one of {[*Geometry]}.", problem=InvalidPlan)
+        known = ", ".join(Geometry)
+        require(good, f"geometry must be one of {known}.", given=self.geometry, problem=InvalidPlan)
         good = self.batch <= self.records
         require(good, "batch is larger than records; draw at most all of them.", problem=InvalidPlan)
         good = self.geometry is Geometry.SPHERE or self.directions % self.dim == 0
@@ -143,7 +144,8 @@ class SWDPlan(Plan):
         length = row_length(height, width, channels, classes, self.frequencies)
         require(
             self.dim == length,
-            f"dim is {self.dim}; give {length}, the length of a row of these images.",
+            f"dim must be {length}, the length of a row of these images.",
+            given=self.dim,
             problem=InvalidPlan,
         )
 
@@ -231,7 +233,8 @@ class SWDOneShotPlan(Plan):
         for name, enum in (("features", Features), ("patterns", Patterns)):
             value = getattr(self, name)
             good = isinstance(value, enum)
-            require(good, f"{name} is {value!r}; give one of {[*enum]}.", problem=InvalidPlan)
+            known = ", ".join(enum)
+            require(good, f"{name} must be one of {known}.", given=value, problem=InvalidPlan)
 
     @property
     def known_recipe(self) -> OneShotRecipe:

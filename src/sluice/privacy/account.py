@@ -20,7 +20,7 @@ WHOLE_ORDERS = range(2, 1025)
 
 def check_epsilon(epsilon: float) -> None:
     if not (isinstance(epsilon, int | float) and 1e-6 <= epsilon <= 1e6):
-        raise InvalidTarget(f"epsilon is {epsilon!r}; give one from 1e-6 to 1e6.")
+        raise InvalidTarget("epsilon must be from 1e-6 to 1e6.", given=epsilon)
 
 
 def capacity(epsilon: float, delta: float, order: float) -> int:

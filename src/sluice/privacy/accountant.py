@@ -134,7 +134,7 @@ def to_epsilon(divergence: Array | float, *, delta: float, orders: Array | float
 
 def check_delta(delta: float) -> None:
     if not (isinstance(delta, int | float) and SMALLEST_DELTA <= delta < 1):
-        raise InvalidTarget(f"delta is {delta!r}; give one from {SMALLEST_DELTA} to below 1.")
+        raise InvalidTarget(f"delta must be from {SMALLEST_DELTA} to below 1.", given=delta)
 
 
 def renyi_reading(events: Iterable[Event], *, delta: float, relation: Relation) -> Reading:

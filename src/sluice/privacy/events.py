@@ -46,24 +46,24 @@ class Geometry(StrEnum):
     ORTHONORMAL = "orthonormal"
 
 
-def require(ok: bool, detail: str, *, problem: type[Problem] = InvalidEvent) -> None:
+def require(ok: bool, detail: str, *, given: object = None, problem: type[Problem] = InvalidEvent) -> None:
     if not ok:
-        raise problem(detail)
+        raise problem(detail, given=given)
 
 
 def whole(name: str, value: object, *, most: int, problem: type[Problem] = InvalidEvent) -> None:
     good = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
-    require(good, f"{name} is {value!r}; give a whole number from 1 to {most}.", problem=problem)
+    require(good, f"{name} must be a whole number from 1 to {most}.", given=value, problem=problem)
 
 
 def positive(name: str, value: object, *, problem: type[Problem] = InvalidEvent) -> None:
     good = isinstance(value, float) and math.isfinite(value) and 1e-12 <= value <= 1e12
-    require(good, f"{name} is {value!r}; give a finite number from 1e-12 to 1e12.", problem=problem)
+    require(good, f"{name} must be a finite number from 1e-12 to 1e12.", given=value, problem=problem)
 
 
 def probability(name: str, value: object, *, problem: type[Problem] = InvalidEvent) -> None:
     good = isinstance(value, float) and 1e-12 <= value <= 1.0
-    require(good, f"{name} is {value!r}; give a probability from 1e-12 to 1.", problem=problem)
+    require(good, f"{name} must be a probability from 1e-12 to 1.", given=value, problem=problem)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class Gaussian(Event):
     steps: int = 1
 
     def __post_init__(self) -> None:
-        require(isinstance(self.query, Query), f"query is {self.query!r}; give one of {[*Query]}.")
+        require(isinstance(self.query, Query), f"query must be one of {', '.join(Query)}.", given=self.query)
         positive("bound", self.bound)
         whole("rows", self.rows, most=MOST_ROWS)
         positive("noise_stddev", self.noise_stddev)
@@ -163,7 +163,9 @@ class SlicedProjection(Event):
 
     def __post_init__(self) -> None:
         require(
-            isinstance(self.geometry, Geometry), f"geometry is {self.geometry!r}; give one of {[*Geometry]}."
+            isinstance(self.geometry, Geometry),
+            f"geometry must be one of {', '.join(Geometry)}.",
+            given=self.geometry,
         )
         whole("directions", self.directions, most=10**6)
         whole("dim", self.dim, most=10**8)

@@ -1,63 +1,45 @@
-"""What can be wrong with a plan, an event or a target, each with a name and a way out."""
+"""What can be wrong with an event, a plan, a target or an account."""
 
-from typing import ClassVar
+from sluice.problems import Problem as BaseProblem
 
 
-class Problem(Exception):
-    """A refusal. The class has a slug and a title; the instance says what was wrong and what to do."""
+class Problem(BaseProblem):
+    """Refused by the arithmetic, or by the verification of a release."""
 
-    slug: ClassVar[str] = "problem"
-    title: ClassVar[str] = "The request cannot be served"
-
-    def __init__(self, detail: str, **fields: object) -> None:
-        super().__init__(detail)
-        self.detail = detail
-        self.fields = fields
-
-    def to_dict(self) -> dict[str, object]:
-        return {"slug": self.slug, "title": self.title, "detail": self.detail, **self.fields}
+    status = 422
 
 
 class InvalidEvent(Problem):
-    slug = "invalid-event"
-    title = "The event does not describe a mechanism"
+    slug, title = "invalid-event", "Invalid event"
 
 
 class UnknownEvent(Problem):
-    slug = "unknown-event"
-    title = "The event is of a kind, version or shape that is not known here"
+    slug, title = "unknown-event", "Unknown event kind, version or field"
 
 
 class InvalidPlan(Problem):
-    slug = "invalid-plan"
-    title = "The plan cannot be trained as written"
+    slug, title = "invalid-plan", "Invalid plan"
 
 
 class NotCalibrated(Problem):
-    slug = "not-calibrated"
-    title = "The plan still lacks a number that decides its cost"
+    slug, title = "not-calibrated", "The plan lacks its noise or its steps"
 
 
 class InvalidTarget(Problem):
-    slug = "invalid-target"
-    title = "The privacy target is out of range"
+    slug, title = "invalid-target", "Invalid privacy target"
 
 
 class TargetOutOfReach(Problem):
-    slug = "target-out-of-reach"
-    title = "No setting of this plan meets the target"
+    slug, title = "target-out-of-reach", "No noise or number of steps meets the target"
 
 
 class InvalidAccount(Problem):
-    slug = "invalid-account"
-    title = "The account has no room at this order"
+    slug, title = "invalid-account", "The account has no capacity at this order"
 
 
 class TooCostlyToAccount(Problem):
-    slug = "too-costly-to-account"
-    title = "The event cannot be accounted for within limits"
+    slug, title = "too-costly-to-account", "Accounting exceeds the time or memory limit"
 
 
 class EvaluationsDisagree(Problem):
-    slug = "evaluations-disagree"
-    title = "Two independent evaluations of one cost differ"
+    slug, title = "evaluations-disagree", "Two independent evaluations of a cost disagree"

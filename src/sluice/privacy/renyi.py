@@ -37,7 +37,7 @@ LOG_ROOT_TAU = math.log(2 * math.pi) / 2
 
 def check_order(order: float) -> None:
     if not (isinstance(order, int | float) and LOWEST_ORDER <= order <= HIGHEST_ORDER):
-        raise InvalidTarget(f"order is {order!r}; give one from {LOWEST_ORDER} to {HIGHEST_ORDER:.0f}.")
+        raise InvalidTarget(f"order must be from {LOWEST_ORDER} to {HIGHEST_ORDER:.0f}.", given=order)
 
 
 @lru_cache(maxsize=8192)

@@ -1,7 +1,7 @@
 """The audit log as its readers check it: each row follows from the one before, from the first that is kept.
 
 Pure, so that a client can check rows it was given without trusting who gave them. The database computes the
-same digests when it adds a row (migrations/versions/0008_audit_log.py).
+same digests when it adds a row (migrations/versions/0010_baseline.py).
 """
 
 import hashlib
