@@ -176,7 +176,7 @@ def test_nobody_pays_for_rows_of_another_length(house):
     swd = {"kind": "swd", "records": 100, "batch": 10, "directions": 4, "steps": 5, "frequencies": 4}
     refused = house.job(house.curator, dataset["id"], plan=swd | {"dim": 19})
     assert slug(refused) == (422, "invalid-plan")
-    assert "give 18, the length of a row of these images" in refused.json()["detail"]
+    assert "must be 18, the length of a row of these images" in refused.json()["detail"]
     assert house.balance(dataset["account"])["held"] == 0
     fits = house.job(house.curator, dataset["id"], plan=swd | {"dim": 18})
     assert fits.status_code == 202, fits.text
