@@ -29,11 +29,13 @@ def test(arguments: list[str], *, long: bool, fast: bool) -> int:
     """
     marks = [f"not {mark}" for mark, skipped in (("long", not long), ("server", fast)) if skipped]
     command = [sys.executable, "-m", "pytest", "-m", " and ".join(marks)]
-    if not any(argument.startswith(("-n", "--pdb")) for argument in arguments):
+    if "--pdb" not in arguments:
         # By file, since tests of one file share fixtures. tests/conftest.py puts long files first.
         command += ["-n", str(min(os.cpu_count() or 1, 8)), "--dist", "loadfile", "--no-loadscope-reorder"]
     static = {} if arguments else _start_static()
-    tests = subprocess.run([*command, *arguments], cwd=_ROOT, check=False).returncode
+    # Bytecode is kept, also where the caller turned that off: rewriting assertions takes pytest many seconds.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    tests = subprocess.run([*command, *arguments], cwd=_ROOT, env=environment, check=False).returncode
     return _finish(static) or tests
 
 

@@ -198,7 +198,10 @@ def test_container_without_its_secrets_says_which_are_missing(name, containers):
 def test_worker_image_alone_says_that_it_needs_a_command(containers):
     container = containers["publish"]
     code, said = container.run(container.image.command)
-    assert (code, said.strip()) == (1, "choose a command: python -m worker.train, worker.publish or worker.sweep")
+    assert (code, said.strip()) == (
+        1,
+        "choose a command: python -m worker.train, worker.publish or worker.sweep",
+    )
 
 
 def test_every_part_stops_when_it_is_told_to(site, containers):

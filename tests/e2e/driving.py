@@ -1,5 +1,6 @@
 """Drives `sluice up` as a person would: a process, its output, signals."""
 
+import io
 import os
 import queue
 import re
@@ -7,12 +8,13 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 import psutil
 import pytest
 
 from local.ports import free_port, port_is_free
+from sluice.cli.main import main
 
 SLUICE = [sys.executable, "-m", "local"]
 PATIENCE = 300  # seconds for anything another process does: a limit for hangs, not a promise of speed
@@ -91,6 +93,22 @@ class Up:
             self.process.kill()
             raise
         return self.process.returncode
+
+
+def run_client(directory, *arguments, **environment):
+    """Runs a command of the client in this process, as if typed there: its exit code, output and errors."""
+    out, err, code = io.TextIOWrapper(io.BytesIO()), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["sluice", *map(str, arguments)])
+        patch.chdir(directory)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+    out.flush()
+    return code, out.buffer.getvalue().decode(), err.getvalue()
 
 
 def survivors(processes, seconds=PATIENCE):

@@ -7,14 +7,13 @@ tests/e2e/test_restore.py plays the restored backup.
 import hashlib
 import json
 import os
-import subprocess
 
 import httpx
 import psycopg
 import pytest
 
 from sluice.client.api import Sluice
-from tests.e2e.driving import SLUICE, plain_environment
+from tests.e2e.driving import run_client, wait_for
 from tests.encrypting import encrypted
 from tests.worker.conftest import GSWGAN, SCHEMA, npz, upload
 from tests.worker.test_checking import arrays, members_swapped, zipped_anew
@@ -35,14 +34,11 @@ class Stand:
 
     def run(self, who, *arguments, code=0):
         """A command of this person: its answer as JSON, or the problem it was refused with."""
-        ran = subprocess.run(
-            [*SLUICE, *map(str, arguments), "--json"], capture_output=True, text=True,
-            env=plain_environment(
-                SLUICE_URL=self.url, SLUICE_KEY=self.keys[who], XDG_CONFIG_HOME=str(self.directory / who)
-            ),
-        )  # fmt: skip
-        assert ran.returncode == code, ran.stdout + ran.stderr
-        return ran.stderr + ran.stdout if code else json.loads(ran.stdout)
+        environment = {"SLUICE_URL": self.url, "SLUICE_KEY": self.keys[who]}
+        environment |= {"XDG_CONFIG_HOME": str(self.directory / who), "COLUMNS": "200"}
+        ended, out, err = run_client(self.directory, *arguments, "--json", **environment)
+        assert ended == code, out + err
+        return err + out if code else json.loads(out)
 
     def add(self, who, name, body, *more, epsilon=4, delta="1e-5"):
         file = self.directory / f"{name}.npz"
@@ -124,9 +120,9 @@ def test_two_curators_try_to_get_budget_for_nothing(stand, tmp_path):
     # And by the owner of the tables: noticed, and nothing is granted until it is put right.
     with stand.database("owner") as owner:
         owner.execute("UPDATE accounts SET capacity = capacity * 100 WHERE id = %s", [mine["account"]])
-    until(lambda: stand.run("otto", "ledger", "verify", code=1))
+    wait_for(lambda: refused(stand, "otto", "ledger", "verify"))
     start_job = ("jobs", "start", mine["id"], plan, "--epsilon", 3)
-    until(lambda: "changed outside the ledger" in stand.run("carla", *start_job, code=1))
+    wait_for(lambda: "changed outside the ledger" in refused(stand, "carla", *start_job))
 
 
 def plan_file(directory, plan=None):
@@ -148,23 +144,20 @@ def claim(stand, who, content):
         httpx.put(part["url"], content=body)
         sealed = {"size": len(body), "sha256": hashlib.sha256(content).hexdigest()}
         told = http.post(f"/v1/datasets/{id}/seal", json=sealed).json()
-        until(lambda: http.get(f"/v1/datasets/{id}").json()["state"] == "rejected")
+        wait_for(lambda: http.get(f"/v1/datasets/{id}").json()["state"] == "rejected")
         after = http.get(f"/v1/datasets/{id}").json()
         assert (after["fault"], after["account"]) == ("hash-mismatch", None)
         return {name: told[name] for name in ("state", "account", "fault")}
 
 
 def wait(stand, who, job):
-    until(lambda: stand.run(who, "jobs", "show", job)["state"] in ("trained", "failed"))
+    wait_for(lambda: stand.run(who, "jobs", "show", job)["state"] in ("trained", "failed"))
     assert stand.run(who, "jobs", "show", job)["state"] == "trained"
 
 
-def until(done, tries=60):
-    """Asks again until the other processes got there; each question takes a good part of a second."""
-    for _ in range(tries):
-        try:
-            if done():
-                return
-        except AssertionError:
-            continue
-    raise AssertionError("it did not come to that")
+def refused(stand, who, *arguments):
+    """The problem a command is refused with; "" if it succeeds."""
+    try:
+        return stand.run(who, *arguments, code=1)
+    except AssertionError:
+        return ""

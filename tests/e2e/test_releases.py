@@ -1,9 +1,6 @@
 """A release from a trained job to an analyst and back, with the commands people type, on the whole stack."""
 
-import io
 import json
-import sys
-from contextlib import redirect_stderr, redirect_stdout
 from types import SimpleNamespace
 
 import httpx
@@ -11,8 +8,8 @@ import numpy as np
 import pytest
 
 from local.drawn import draw
-from sluice.cli.main import main
 from sluice.client.api import Sluice
+from tests.e2e.driving import run_client
 
 
 class Person:
@@ -25,18 +22,8 @@ class Person:
         directory.mkdir()
 
     def says(self, *arguments):
-        out, err, code = io.TextIOWrapper(io.BytesIO()), io.StringIO(), 0
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-            patch.setattr(sys, "argv", ["sluice", *map(str, arguments)])
-            patch.chdir(self.directory)
-            for name, value in self.environment.items():
-                patch.setenv(name, value)
-            try:
-                main()
-            except SystemExit as end:
-                code = end.code or 0
-        out.flush()
-        return SimpleNamespace(returncode=code, stdout=out.buffer.getvalue().decode(), stderr=err.getvalue())
+        code, out, err = run_client(self.directory, *arguments, **self.environment)
+        return SimpleNamespace(returncode=code, stdout=out, stderr=err)
 
     def told(self, *arguments):
         done = self.says(*arguments, "--json")

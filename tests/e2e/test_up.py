@@ -57,15 +57,19 @@ def rows(data):
         return [text for (text,) in connection.execute("SELECT text FROM kept").fetchall()]
 
 
-def health(up):
-    with urllib.request.urlopen(f"http://127.0.0.1:{up.port}/readyz") as answer:
-        return json.load(answer)
+def all_ok(up):
+    """Whether every server and worker says that it is ready."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{up.port}/readyz") as answer:
+            ready = json.load(answer)
+    except OSError:
+        return False
+    return {*ready["needs"].values(), *ready["workers"].values()} == {"ok"}
 
 
 def test_up_serves_keeps_to_itself_and_finds_its_data_again(running):
     up, data = running.ready(), running.data
-    ready = health(up)
-    assert set(ready["needs"].values()) | set(ready["workers"].values()) == {"ok"}
+    wait_for(lambda: all_ok(up))
     assert set(up.children()) == PARTS
 
     # private: the directory and every file with a secret
@@ -228,8 +232,7 @@ def test_kill_9_of_a_server_under_writes_loses_nothing_acknowledged(server, kill
                 client.get_object(Bucket="sluice-vault", Key=f"checkpoints/{key}")["Body"].read()
                 == key.encode()
             )
-    ready = health(up)
-    assert set(ready["needs"].values()) == {"ok"}
+    wait_for(lambda: all_ok(up))
 
 
 def test_a_worker_that_dies_is_started_again(running):
@@ -258,7 +261,7 @@ def test_it_runs_as_an_ordinary_user(start):
         shutil.chown(home, nobody.pw_uid, nobody.pw_gid)
         up = start(Path(home, "data"), environment={"HOME": home}, cwd=home, **who).ready()
         assert {p.uids().real for p in up.family()} == {nobody.pw_uid}
-        assert set(health(up)["workers"].values()) == {"ok"}
+        wait_for(lambda: all_ok(up))
         up.stop()
 
 
@@ -285,7 +288,7 @@ def test_servers_of_your_own_are_used_when_their_addresses_are_set(start, tmp_pa
 
         up = start(environment=environment).ready()
         assert set(up.children()) == PARTS - {"postgres", "valkey", "s3"}
-        assert set(health(up)["needs"].values()) == {"ok"}
+        wait_for(lambda: all_ok(up))
         up.stop()
     finally:
         with_servers.stop()
