@@ -29,7 +29,8 @@ DELTA, ORDER = 1e-5, 8
 @contextmanager
 def crowd_database(servers):
     """A new database for many API processes; one such test at a time, since connections are limited."""
-    with psycopg.connect(servers.owner_url, autocommit=True) as admin:
+    url = servers.owner_url.rsplit("/", 1)[0] + "/postgres"  # the template itself must stay unused
+    with psycopg.connect(url, autocommit=True) as admin:
         admin.execute("SELECT pg_advisory_lock(2)")
         with new_database(servers) as url:
             yield url

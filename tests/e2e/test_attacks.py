@@ -120,9 +120,9 @@ def test_two_curators_try_to_get_budget_for_nothing(stand, tmp_path):
     # And by the owner of the tables: noticed, and nothing is granted until it is put right.
     with stand.database("owner") as owner:
         owner.execute("UPDATE accounts SET capacity = capacity * 100 WHERE id = %s", [mine["account"]])
-    wait_for(lambda: refused(stand, "otto", "ledger", "verify"))
+    wait_for(lambda: refusal(stand, "otto", "ledger", "verify"))
     start_job = ("jobs", "start", mine["id"], plan, "--epsilon", 3)
-    wait_for(lambda: "changed outside the ledger" in refused(stand, "carla", *start_job))
+    wait_for(lambda: "changed outside the ledger" in refusal(stand, "carla", *start_job))
 
 
 def plan_file(directory, plan=None):
@@ -155,7 +155,7 @@ def wait(stand, who, job):
     assert stand.run(who, "jobs", "show", job)["state"] == "trained"
 
 
-def refused(stand, who, *arguments):
+def refusal(stand, who, *arguments):
     """The problem a command is refused with; "" if it succeeds."""
     try:
         return stand.run(who, *arguments, code=1)
