@@ -29,8 +29,9 @@ SHARED = ROOT.parent / "shared"
 SERVER_FIXTURES = {"servers", "place", "seaweedfs", "valkey"}
 # Files that take longest, in this order: started last, one of them would keep a core waiting for the other.
 LONG_FILES = (
-    "worker/test_jobs.py", "e2e/test_up.py", "e2e/test_jobs.py", "service/test_fuzz.py",
-    "worker/test_publish.py", "core/test_ledger_machine.py", "e2e/", "privacy/test_cost.py",
+    "e2e/test_restore.py", "worker/test_jobs.py", "e2e/test_up.py", "e2e/test_jobs.py",
+    "service/test_fuzz.py", "worker/test_publish.py", "e2e/", "worker/test_checking.py", "core/test_ledger",
+    "privacy/", "worker/",
 )  # fmt: skip
 
 _run: list[stack.Run] = []  # in the pytest process that the user started, its run

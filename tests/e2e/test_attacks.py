@@ -101,7 +101,7 @@ def test_two_curators_try_to_get_budget_for_nothing(stand, tmp_path):
     public = stand.add("carla", "public", members_swapped(records), "--public")
     assert public["state"] == "held"
     decision = ("datasets", "review", public["id"], "--accept", "--reason", "looks public to me")
-    assert "cannot be declared public" in stand.run("otto", *decision, code=1)
+    assert "shares-private-records" in stand.run("otto", *decision, code=1)
 
     # A relay whose owners have other deltas.
     x, y = arrays(upload())
@@ -122,7 +122,7 @@ def test_two_curators_try_to_get_budget_for_nothing(stand, tmp_path):
         owner.execute("UPDATE accounts SET capacity = capacity * 100 WHERE id = %s", [mine["account"]])
     wait_for(lambda: refusal(stand, "otto", "ledger", "verify"))
     start_job = ("jobs", "start", mine["id"], plan, "--epsilon", 3)
-    wait_for(lambda: "changed outside the ledger" in refusal(stand, "carla", *start_job))
+    wait_for(lambda: "ledger-altered" in refusal(stand, "carla", *start_job))
 
 
 def plan_file(directory, plan=None):
