@@ -1,7 +1,7 @@
-"""The audit log: one row for whatever somebody does, sees or downloads, written before it happens.
+"""The audit log: one row for each action, view or download, written before it happens.
 
-Each row is added by one statement in a transaction of its own, so that nobody holds the chain's lock while
-something else is waited for. What cannot be written is not done. docs/decisions/0046-audit-log.md
+Each row is added by one statement in its own transaction, so that the lock of the hash chain is held briefly.
+An action whose row cannot be written is refused. docs/decisions/0046-audit-log.md
 """
 
 import uuid
@@ -18,7 +18,7 @@ from core.tables import AuditRow
 
 @dataclass(frozen=True, kw_only=True)
 class Actor:
-    """Who acts, and from where. A worker is known by its database role alone."""
+    """Who acts, and from where. Workers are identified by their database role only."""
 
     person: uuid.UUID | None = None
     name: str | None = None
@@ -39,14 +39,14 @@ def write(
     times: int = 1,
     durable: bool = True,
 ) -> int:
-    """Adds a row and gives its number. Raises if it cannot be written.
+    """Adds a row and returns its number. Raises if it cannot be written.
 
-    A row that is not `durable` may be lost if the database server dies within the next second; not while any
-    later change stays.
+    A row that is not `durable` may be lost if the database server crashes within a second, but only together
+    with all later changes.
     """
     row = func.add_audit(
         *asdict(actor or Actor()).values(), action,
-        literal([str(each) for each in objects], ARRAY(Text)), cast(status, Integer),
+        literal([str(object) for object in objects], ARRAY(Text)), cast(status, Integer),
         cast(answers, BigInteger), cast(times, BigInteger), durable,
     )  # fmt: skip
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:

@@ -1,7 +1,8 @@
-"""Binds a dataset to the budget of the people in it, or holds it until a second person has decided.
+"""Assigns a checked dataset to a budget account, or holds it until a second person has decided.
 
-Guarantee: a dataset has an account only after its records were read; records that are known from another
-account get no budget of their own unless a second person says why. docs/guarantees.md#records-and-accounts
+Guarantee: a dataset gets an account only after its records were read. Records that are also in another
+account get a budget of their own only if a second person gives a reason.
+docs/guarantees.md#records-and-accounts
 """
 
 import uuid
@@ -14,7 +15,7 @@ from sqlalchemy.orm import Session
 from core import ledger
 from core.faults import Fault
 from core.ledger import Move
-from core.tables import Account, Dataset, Review
+from core.tables import Account, Dataset, DatasetState, Review
 from core.witness import require_ledger_in_sync
 from sluice.privacy.relation import Relation
 
@@ -28,10 +29,10 @@ def bind(
     report: dict[str, Any],
     accounts: Mapping[uuid.UUID, uuid.UUID] | None = None,
 ) -> str | None:
-    """Ends the check of a dataset whose file is as declared: `ready` or `held`; None if it no longer waits.
+    """Ends the check of a dataset whose file is as declared: `ready` or `held`; None if it is not `checking`.
 
-    `overlaps` gives the share of records in common with other datasets, 0 if that could not be found out;
-    `accounts` those of datasets that this database does not know (any more).
+    `overlaps` is the share of records in common with other datasets, 0 if unknown; `accounts` are those of
+    datasets that are not in this database.
     """
     row = _waiting(session, dataset_id)
     if row is None:
@@ -52,37 +53,38 @@ def bind(
             {"dataset": str(id), "account": account and str(account), "share": _words(overlaps[id])}
             for id, account in found.items()
         ]
-        return _write(session, row, state="held", causes=causes, matches=matches, report=report, attempts=0)
+        return _write(
+            session, row, state=DatasetState.HELD, causes=causes, matches=matches, report=report, attempts=0
+        )
     account = own or _new_account(session, row, "dataset")
-    return _write(session, row, state="ready", account_id=account, report=report)
+    return _write(session, row, state=DatasetState.READY, account_id=account, report=report)
 
 
 def bind_decided(session: Session, dataset_id: uuid.UUID) -> str | None:
-    """Makes a held dataset ready, as was decided; None if nothing was decided or it no longer waits."""
+    """Makes a held dataset ready after its review; None if there is no decision or it is not `checking`."""
     review = session.get(Review, dataset_id)
     row = _waiting(session, dataset_id) if review and review.decision != "reject" else None
     if review is None or row is None:
         return None
     parent = session.get(Dataset, row.parent_id) if row.parent_id else None
     account = row.account_id or review.account_id or (parent.account_id if parent else None)
-    return _write(
-        session, row, state="ready", account_id=account or _new_account(session, row, "accepted dataset")
-    )
+    account = account or _new_account(session, row, "accepted dataset")
+    return _write(session, row, state=DatasetState.READY, account_id=account)
 
 
 def reject(session: Session, dataset_id: uuid.UUID, fault: Fault) -> str | None:
-    """Ends the check of a file that is not as declared. No account knows of it."""
+    """Ends the check of a file that is not as declared; it gets no account."""
     row = _waiting(session, dataset_id)
-    return _write(session, row, state="rejected", fault=fault.value) if row else None
+    return _write(session, row, state=DatasetState.REJECTED, fault=fault.value) if row else None
 
 
 def _waiting(session: Session, dataset_id: uuid.UUID) -> Dataset | None:
-    waiting = select(Dataset).where(Dataset.id == dataset_id, Dataset.state == "checking")
+    waiting = select(Dataset).where(Dataset.id == dataset_id, Dataset.state == DatasetState.CHECKING)
     return session.scalars(waiting.with_for_update()).one_or_none()
 
 
 def _own_account(session: Session, row: Dataset, found: set[uuid.UUID | None]) -> uuid.UUID | None:
-    """The account of the named parent, or the only one found if the owner has a dataset on it already."""
+    """The account of the parent dataset, or the only overlapping one if the owner has a dataset on it."""
     if row.account_id is not None:  # bound when it was sealed, by an older version
         return row.account_id
     if row.parent_id is not None:
@@ -121,7 +123,7 @@ def _write(session: Session, row: Dataset, *, state: str, **values: Any) -> str:
 
 
 def _words(share: float) -> str:
-    """As much as a person needs to decide, and no count of records. 0: they could not be compared."""
+    """The share in words for the reviewer, without a count of records. 0: not compared."""
     if not share:
         return "unknown"
     return "most" if share > 0.5 else "many" if share > 0.1 else "some"

@@ -1,4 +1,4 @@
-"""Signs of life: each process says now and then that it can work, and others ask."""
+"""Heartbeats: each process regularly records that it can work."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ def part_name(role: str) -> str:
 
 
 def beat(engine: Engine, role: str) -> None:
-    """Says that this process has its database and its queue and waits for work."""
+    """Records that this process is connected to its database and queue."""
     row = insert(Heartbeat).values(name=part_name(role), role=role, version=version("sluice"))
     fresh = {"role": row.excluded.role, "version": row.excluded.version, "seen_at": func.now()}
     with engine.begin() as connection:
@@ -28,18 +28,18 @@ def beat(engine: Engine, role: str) -> None:
 
 
 def leave(engine: Engine, role: str) -> None:
-    """Says that this process stops on purpose."""
+    """Removes the heartbeat of this process, which stops on purpose."""
     with engine.begin() as connection:
         connection.execute(delete(Heartbeat).where(Heartbeat.name == part_name(role)))
 
 
 def alive(engine: Engine) -> set[str]:
-    """The roles that at least one live process serves."""
+    """The roles of which at least one process is running."""
     with engine.connect() as connection:
         return set(connection.scalars(select(Heartbeat.role).where(Heartbeat.seen_at > func.now() - ALIVE)))
 
 
 def forget_gone(engine: Engine) -> None:
-    """Drops the rows of processes that ended without saying so."""
+    """Removes heartbeats of processes that ended without removing their own."""
     with engine.begin() as connection:
         connection.execute(delete(Heartbeat).where(Heartbeat.seen_at < func.now() - GONE))

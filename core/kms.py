@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def client_for(settings: "TrainSettings | PublishSettings") -> Any:
-    """Never falls back to credentials it finds on the machine: settings with a key in a KMS name them."""
+    """Uses the credentials in the settings only, never those of the machine."""
     access, secret = settings.kms_access_key, settings.kms_secret_key
     return boto3.client(
         "kms",

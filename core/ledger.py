@@ -1,7 +1,8 @@
-"""The ledger: append-only rows, each of which moves the balance of its account.
+"""The ledger: append-only rows in a hash chain, each of which changes the balance of its account.
 
-Guarantee: held + settled never exceeds capacity, whoever races; a balance moves by inserting a row, linked to
-the one before it, and in no other way: no role of the application may write it. docs/guarantees.md#ledger
+Guarantee: held + settled never exceeds capacity, under any concurrency. The only way to change a balance is
+to insert a row that is linked to the one before it; no application role may write it.
+docs/guarantees.md#ledger
 """
 
 import uuid
@@ -24,15 +25,15 @@ from sluice.release.balance import GENESIS, Balance, Broken, digest, fold
 
 
 class BudgetExceeded(Problem):
-    status, slug, title = 409, "budget-exceeded", "The budget does not allow this"
+    status, slug, title = 409, "budget-exceeded", "Not enough budget left"
 
 
 class BudgetNotRaised(Problem):
-    status, slug, title = 422, "budget-not-raised", "A budget can only grow"
+    status, slug, title = 422, "budget-not-raised", "A budget can only be raised"
 
 
 class NothingReserved(Problem):
-    status, slug, title = 409, "nothing-reserved", "This job holds nothing in the account"
+    status, slug, title = 409, "nothing-reserved", "This job has no reservation in the account"
 
 
 class RecordsOpened(Problem):
@@ -41,7 +42,7 @@ class RecordsOpened(Problem):
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """Who moves the balance, and why."""
+    """Who changes the balance, and why; both are stored in the row."""
 
     actor: str
     reason: str
@@ -61,7 +62,7 @@ def open_account(
     move: Move,
     id: uuid.UUID | None = None,
 ) -> Account:
-    """A new account with its first grant. An id is given for one that a restored database has forgotten."""
+    """Creates an account with its first grant; with an `id`, one that a restored backup lacks."""
     account = Account(
         id=id or uuid.uuid4(),
         relation=relation,
@@ -88,7 +89,7 @@ def reserve(
     readings: Mapping[str, Any],
     move: Move,
 ) -> int:
-    """Promises an event's cost to a job, if there is room. The cost is computed before the lock is taken."""
+    """Reserves an event's cost for a job and returns it. The cost is computed before the lock is taken."""
     cost = price(event, account)
     locked = _lock(session, account.id)
     if cost > locked.remaining:
@@ -105,12 +106,12 @@ def reserve(
 
 
 def settle(session: Session, account_id: uuid.UUID, *, job: uuid.UUID, move: Move) -> None:
-    """Makes a promise final. Always possible while it is held: it moves nothing but a label."""
+    """Turns a job's reservation into final spending; the sum of both stays the same."""
     _end(session, account_id, job=job, kind="settle", move=move)
 
 
 def void(session: Session, account_id: uuid.UUID, *, job: uuid.UUID, move: Move) -> None:
-    """Gives a promise back, unless the job's records were opened; the database refuses that too."""
+    """Returns a job's reservation, unless its records were opened; the database checks that too."""
     _end(session, account_id, job=job, kind="void", move=move)
 
 
@@ -118,22 +119,22 @@ def _end(session: Session, account_id: uuid.UUID, *, job: uuid.UUID, kind: str, 
     mine = (Entry.account_id == account_id, Entry.job_id == job)
     reserved = session.scalars(select(Entry.cost).where(*mine, Entry.kind == "reserve")).one_or_none()
     if reserved is None:
-        raise NothingReserved("This job never held anything in this account.")
-    # The job is locked before the account, as a worker does: no two wait for each other.
+        raise NothingReserved("This job never reserved anything in this account.")
+    # The job is locked before the account, as workers do, so that there is no deadlock.
     opened = session.scalars(select(Job.opened_at).where(Job.id == job).with_for_update(key_share=True))
     if opened.one_or_none() is not None and kind == "void":
-        raise RecordsOpened("The job opened its records, so what it costs is spent.")
-    # Asked under the account's lock: two ends of one job cannot both see none.
+        raise RecordsOpened("The job opened its records, so its cost is spent.")
+    # Checked under the account's lock, so that a job cannot be ended twice.
     locked = _lock(session, account_id)
     if session.scalars(select(Entry.kind).where(*mine, Entry.kind.in_(("settle", "void")))).one_or_none():
-        raise NothingReserved("This job's promise was ended before.")
+        raise NothingReserved("This job's reservation was settled or voided before.")
     _append(session, locked, kind=kind, cost=reserved, move=move, job=job)
 
 
 def raise_budget(session: Session, account: Account, *, epsilon: float, move: Move) -> None:
     """Grants the difference to a larger epsilon at the account's own delta and order.
 
-    The database asks for a confirmed proposal of this epsilon.
+    The database requires a confirmed proposal of this epsilon.
     """
     room = capacity_of(epsilon, account.delta, account.order)
     locked = _lock(session, account.id)
@@ -144,10 +145,10 @@ def raise_budget(session: Session, account: Account, *, epsilon: float, move: Mo
 
 
 def forfeit(session: Session, account: Account, *, cost: int, move: Move) -> list[uuid.UUID]:
-    """Charges what a witness knows was spent and this database has forgotten; at most all that is left.
+    """Charges spending that the witness has and this database lacks; at most all that is left.
 
-    What is promised becomes final too: those jobs may have run and been published after the backup was
-    taken, so giving back is over for them. Returns their ids; the caller ends them.
+    Reservations are settled too, since those jobs may have run and been published after the backup was taken.
+    Returns the jobs' ids; the caller ends them.
     """
     mine = select(Entry.job_id).where(Entry.account_id == account.id, Entry.job_id.is_not(None))
     reserved, ended = mine.where(Entry.kind == "reserve"), mine.where(Entry.kind.in_(("settle", "void")))
@@ -162,7 +163,7 @@ def forfeit(session: Session, account: Account, *, cost: int, move: Move) -> lis
 
 
 def _terms(account: Account) -> dict[str, Any]:
-    """What a grant rests on, kept in its row so that the chain covers it."""
+    """The terms of a grant, stored in its row so that the hash chain covers them."""
     return {
         "relation": str(account.relation),
         "epsilon": account.epsilon,
@@ -173,7 +174,7 @@ def _terms(account: Account) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Locked:
-    """An account whose lock this transaction holds, and what its next row needs."""
+    """An account locked by this transaction, with the values that its next row needs."""
 
     id: uuid.UUID
     moves: int
@@ -204,7 +205,7 @@ def _append(
     readings: dict[str, Any] | None = None,
     terms: dict[str, Any] | None = None,
 ) -> None:
-    """Adds a row. The database moves the balance with it, or refuses both."""
+    """Inserts a row. A trigger changes the balance in the same statement, or refuses the row."""
     entry = Entry(
         account_id=locked.id, number=locked.moves + 1, kind=kind, cost=cost, job_id=job, event=event,
         readings=readings, terms=terms, actor=move.actor, reason=move.reason, at=locked.at,
@@ -235,7 +236,7 @@ def as_row(entry: Entry) -> dict[str, Any]:
 
 
 def rows(session: Session, account_id: uuid.UUID) -> Iterator[dict[str, Any]]:
-    """All rows of an account in order, a few at a time."""
+    """All rows of an account in order, fetched in batches."""
     query = select(Entry).where(Entry.account_id == account_id).order_by(Entry.number)
     with session.scalars(query.execution_options(yield_per=1000, populate_existing=True)) as found:
         for entry in found:
@@ -243,8 +244,8 @@ def rows(session: Session, account_id: uuid.UUID) -> Iterator[dict[str, Any]]:
 
 
 def verify(session: Session, account: Account) -> Broken | None:
-    """Walks the chain and the sums; the first row that does not follow, or None."""
-    # One statement sees one moment: an account that moves meanwhile is not taken for a broken one.
+    """Recomputes hash chain and balance; returns the first inconsistent row, or None."""
+    # One statement reads one snapshot, so that an account that changes meanwhile is not reported as broken.
     query = (
         select(Account, Entry)
         .join(Entry, Entry.account_id == Account.id, isouter=True)
@@ -263,7 +264,7 @@ def verify(session: Session, account: Account) -> Broken | None:
                     terms = entry.terms or terms
                     yield as_row(entry)
 
-    with closing(walk()) as steps:  # a walk that ends early lets go of its cursor
+    with closing(walk()) as steps:  # closes the cursor if it ends early
         balance, head, number, broken = fold(steps)
     if broken:
         return broken

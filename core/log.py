@@ -1,4 +1,4 @@
-"""Structured logs: constant names, ids as fields, one JSON object a line."""
+"""Structured logs: constant event names, ids as fields, one JSON object per line."""
 
 import logging
 import sys
@@ -7,7 +7,7 @@ import structlog
 
 
 def configure(role: str) -> None:
-    """Sends our lines and those of libraries to standard error in one form."""
+    """Writes our lines and those of libraries to standard error, in the same format."""
 
     def add_role(_logger: object, _name: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
         return {"role": role, **line}

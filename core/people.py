@@ -1,4 +1,4 @@
-"""Who may act: people with one role each, the invitations that bring them in, and their API keys."""
+"""People with one role each, their invitations and their API keys."""
 
 import hashlib
 import re
@@ -33,19 +33,19 @@ class Role(StrEnum):
 
 
 class NameTaken(Problem):
-    status, slug, title = 409, "name-taken", "Somebody has this name already"
+    status, slug, title = 409, "name-taken", "This name is taken"
 
 
 class InvitationRefused(Problem):
-    status, slug, title = 403, "invitation-refused", "The invitation does not work"
+    status, slug, title = 403, "invitation-refused", "The invitation is not valid"
 
 
 class NotIndependent(Problem):
-    status, slug, title = 403, "not-independent", "This needs two people who are independent of each other"
+    status, slug, title = 403, "not-independent", "Two people who are independent of each other are needed"
 
 
 class FirstAdmin(NamedTuple):
-    """What a new site is started with: a key, and an invitation for another person."""
+    """The first key of a new site, and an invitation for a second admin."""
 
     key: str
     second_admin: str
@@ -60,12 +60,12 @@ def add_person(
         session.flush()
     except IntegrityError:
         session.rollback()
-        raise NameTaken("Choose another name; names stay with the ledger for ever.") from None
+        raise NameTaken("Choose another name; names are never reused, since the ledger keeps them.") from None
     return person
 
 
 def first_admin(session: Session) -> FirstAdmin | None:
-    """Starts a site that has no admin: two admins whom nobody invited, so that they are independent."""
+    """Creates the first two admins of a site; nobody invited them, so they are independent."""
     if session.scalars(select(Person.id).where(Person.role == Role.ADMIN).limit(1)).one_or_none():
         return None
     first, second = (
@@ -77,7 +77,7 @@ def first_admin(session: Session) -> FirstAdmin | None:
 
 
 def invite_admin(session: Session, name: str) -> str:
-    """An invitation by the installation itself, for a new admin or one who lost their key."""
+    """The text of an invitation by the installation, for a new admin or one who lost their key."""
     if not re.match(NAME, name):
         raise Invalid("A name has letters, digits and . _ @ - only, and begins with a letter or digit.")
     person = session.scalars(select(Person).where(Person.name == name)).one_or_none()
@@ -89,9 +89,9 @@ def invite_admin(session: Session, name: str) -> str:
 
 
 def invite(session: Session, person: Person, *, by: uuid.UUID | None) -> tuple[Invitation, str | None]:
-    """An invitation and its text, which is shown once and kept nowhere; earlier ones stop working.
+    """An invitation and its text, which is not stored; earlier invitations stop working.
 
-    An admin who is invited by another has no text until an independent admin confirms it.
+    The invitation of an admin by another admin has no text until an independent admin confirms it.
     """
     withdraw_invitations(session, Invitation.person_id == person.id)
     text = None if by is not None and person.role == Role.ADMIN else _new(INVITATION_PREFIX)
@@ -138,14 +138,14 @@ _REFUSED = {
 
 
 def add_own_key(session: Session, current: str, *, label: str, days: int) -> tuple[Key, str] | None:
-    """A further key for whoever has one; None if `current` is no good key."""
+    """A further key for the owner of a valid one; None if `current` is not valid."""
     new, id = _new(PREFIX), uuid.uuid4()
     made = session.scalars(select(func.add_own_key(current, id, _digest(new), label, _in_days(days)))).one()
     return (session.get_one(Key, id), new) if made else None
 
 
 def person_of(session: Session, text: str) -> tuple[Person, Key] | None:
-    """Whose key this is, if it is good right now. Asked on every request, so that revoking acts at once."""
+    """The owner of a valid key. Queried on every request, so that revoking takes effect at once."""
     good = (Key.revoked_at.is_(None), Key.expires_at > func.now(), Person.disabled_at.is_(None))
     query = (
         select(Person, Key).join(Key, Key.person_id == Person.id).where(Key.digest == _digest(text), *good)
@@ -155,14 +155,14 @@ def person_of(session: Session, text: str) -> tuple[Person, Key] | None:
 
 
 def revoke_key(session: Session, key_id: uuid.UUID, *, of: uuid.UUID | None = None) -> bool:
-    """True if the key exists and is this person's, where one is named; revoking twice is fine."""
+    """Revokes a key; True if it exists and, if `of` is given, is that person's. Safe to repeat."""
     done = update(Key).where(Key.id == key_id, *[Key.person_id == of] if of else [])
     done = done.values(revoked_at=func.coalesce(Key.revoked_at, func.now()))
     return session.scalars(done.returning(Key.id)).one_or_none() is not None
 
 
 def require_independent(session: Session, one: uuid.UUID, other: uuid.UUID) -> None:
-    """Refuses two people of whom one may have had the other's key, as the database does."""
+    """Raises unless the database considers the two people independent."""
     if not session.scalars(select(func.independent(one, other))).one():
         days = session.scalars(select(Rules.independent_days)).one()
         raise NotIndependent(

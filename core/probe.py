@@ -1,4 +1,4 @@
-"""Asks the service on this machine how it is: `python -m core.probe PORT`, for health checks."""
+"""Health check of the service on this machine: `python -m core.probe PORT`."""
 
 import os
 import ssl
@@ -7,7 +7,7 @@ import urllib.request
 
 
 def ask_service(port: int, path: str, *, certificate: str | None, timeout: float) -> bytes:
-    """GETs a path. Over TLS the service has to show this very certificate, whatever name is in it."""
+    """GETs a path. Over TLS the service must present this certificate, whatever name it contains."""
     context = None
     if certificate:
         context = ssl.create_default_context(cafile=certificate)

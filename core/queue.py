@@ -1,7 +1,7 @@
-"""The queues that wake workers: one per kind of worker. A message is a task's name and one id, no result.
+"""Task queues, one per kind of worker. A message holds a task name and one id; there are no results.
 
-Guarantee: whatever somebody writes into a queue, a worker takes from it a name and an id, and nothing else;
-what is done about them is decided by rows. docs/security.md#releases-and-clients
+Guarantee: whatever is written into a queue, a worker reads a task name and an id from it and nothing else;
+the database rows decide what it does. docs/security.md#releases-and-clients
 """
 
 import base64
@@ -33,10 +33,10 @@ class Channel(redis.Channel):
 
 
 class Transport(redis.Transport):
-    """Redis as a broker whose messages are read, and then made anew, before Celery sees them.
+    """Redis broker that parses each message and builds a new one for Celery.
 
-    A message of Celery can name callbacks, chains, times and limits, and one with a field of the wrong type
-    ends the worker together with the job it works on.
+    Celery messages can name callbacks, chains, times and limits, and a field of the wrong type would crash
+    the worker together with its job.
     """
 
     Channel = Channel
@@ -54,7 +54,7 @@ class Transport(redis.Transport):
         super()._deliver(plain, queue)  # type: ignore[no-untyped-call]
 
 
-# By this table Celery finds the class for a URL, in both its forms.
+# Celery looks up the transport class of a URL here.
 transport.TRANSPORT_ALIASES.update(dict.fromkeys(("redis", "rediss"), f"{__name__}:Transport"))
 
 
@@ -96,7 +96,7 @@ def celery_app(queue: Queue, url: str, **options: Any) -> Celery:
         broker_connection_max_retries=None,
         broker_transport_options={
             "global_keyprefix": f"{queue}:",
-            "visibility_timeout": 3600,  # rows decide who works; a second delivery finds nothing to do
+            "visibility_timeout": 3600,  # a second delivery finds no work: the database row is claimed
             "unacked_restore_interval": 2,
             "socket_timeout": 30,
             "socket_connect_timeout": 5,
@@ -111,4 +111,4 @@ def wake_worker(app: Celery, name: str, id: UUID) -> None:
     try:
         app.send_task(name, args=[str(id)], retry=False)
     except OperationalError as problem:
-        _log.warning("bell_unanswered", task=name, kind=type(problem).__name__)
+        _log.warning("task_not_sent", task=name, kind=type(problem).__name__)

@@ -1,4 +1,4 @@
-"""What a curator declares about a dataset before any row is seen: public facts, never measured ones."""
+"""What a curator declares about a dataset. These facts are public and never measured on the records."""
 
 from typing import Annotated, Literal, Self
 

@@ -1,4 +1,4 @@
-"""Settings per role: a process is given what its role needs, and has no field for the rest."""
+"""Settings per role: a process has fields only for what its role needs."""
 
 import base64
 import os
@@ -31,7 +31,7 @@ _PLACEHOLDER = re.compile(
 
 
 class SettingsProblem(Exception):
-    """A process that lacks something it needs; names the setting, never its value."""
+    """A setting is missing or invalid. Names the setting, never its value."""
 
 
 def _real(secret: SecretStr) -> SecretStr:
@@ -92,14 +92,14 @@ def _public_key(pem: str) -> str:
         raise ValueError("is not an RSA public key of 3072 bits or more as PEM") from None
 
 
-KMS, PKCS11 = "kms:", "pkcs11:"  # a key that is named and not given
+KMS, PKCS11 = "kms:", "pkcs11:"  # prefixes of keys that are named, not contained, in a setting
 Secret = Annotated[SecretStr, AfterValidator(_real)]
 PrivateKey = Annotated[Secret, AfterValidator(_private_key)]
 PublicKey = Annotated[str, AfterValidator(_public_key)]
 Seed = Annotated[Secret, AfterValidator(_seed)]
 SigningKey = Annotated[Secret, AfterValidator(_signing_key)]
 DatabaseUrl = Annotated[PostgresDsn, AfterValidator(_with_real_password)]
-# Who may vouch for a server: the certificates in a file, or `system`, the public authorities.
+# Trusted certificate authorities: those in a file, or `system`.
 CaFile = Annotated[str, AfterValidator(_certificates)]
 QueueUrl = Annotated[RedisDsn, AfterValidator(_queue_with_real_password)]
 
@@ -111,14 +111,14 @@ class _Settings(BaseSettings):
 
 
 class _WithRows(_Settings):
-    """Every running part works on rows and reads its task queue."""
+    """Every process uses the database and its task queue."""
 
     database_url: DatabaseUrl
     queue_url: QueueUrl
 
 
 class _WithS3(_Settings):
-    """One S3 identity per role; which buckets it may touch is core.stores.access."""
+    """One S3 identity per role; core.stores.access says which buckets it may access."""
 
     s3_endpoint: HttpUrl | None = None  # None: AWS
     s3_region: str = "us-east-1"
@@ -132,14 +132,14 @@ class _WithObjects(_WithRows, _WithS3):
 
 
 class _WithWitness(_Settings):
-    """The witness: a directory if one is named, otherwise a bucket of its own. Neither is ever restored."""
+    """The witness: a directory if one is set, otherwise a separate bucket. Never restore it from a backup."""
 
     witness_dir: Path | None = None
     witness_bucket: str = "sluice-witness"
 
 
 class _WithKms(_Settings):
-    """Where keys are that are named as "kms:ID", and an identity that may use them and do nothing else."""
+    """The KMS of keys named "kms:ID", and an identity that may only use these keys."""
 
     kms_endpoint: HttpUrl | None = None  # None: AWS
     kms_region: str = "us-east-1"
@@ -204,7 +204,7 @@ Days = Annotated[float, Field(ge=0)]
 
 
 class TrainSettings(_WithObjects, _WithWitness, _WithKms):
-    """Reads private records, keeps what it learns in the vault; reads the witness before it does."""
+    """Reads private records and the witness; writes synthesizers to the vault."""
 
     fingerprint_key: Seed
     upload_key: PrivateKey  # opens uploads and checkpoints
@@ -216,14 +216,14 @@ class TrainSettings(_WithObjects, _WithWitness, _WithKms):
     synthesizer_days: Days = 0.0  # since its training, and since its last release was drafted
     rejected_upload_days: Annotated[float, Field(gt=0)] = 1.0
     unfinished_upload_days: Annotated[float, Field(gt=0)] = 7.0
-    checkpoint_days: Annotated[float, Field(gt=0)] = 30.0  # of a job that nobody finishes
-    # Keep losses, norms and batch sizes of a job for its owner. They are facts about records that nobody is
-    # charged for, and they reach the person who chooses the next plan: docs/guarantees.md#diagnostics
+    checkpoint_days: Annotated[float, Field(gt=0)] = 30.0  # of a job that is never finished
+    # Keep losses, norms and batch sizes of a job for its owner. They depend on records, no budget is charged
+    # for them, and the person who chooses the next plan sees them: docs/guarantees.md#diagnostics
     diagnostics: bool = False
 
 
 class PublishSettings(_WithObjects, _WithKms):
-    """Takes a synthesizer from the vault and puts a release, signed, into the public bucket."""
+    """Reads synthesizers from the vault; writes signed releases to the public bucket."""
 
     vault_bucket: str = "sluice-vault"
     public_bucket: str = "sluice-public"
@@ -232,13 +232,13 @@ class PublishSettings(_WithObjects, _WithKms):
 
 
 class SweepSettings(_WithObjects, _WithWitness):
-    """Notices dead workers and rings again; compares the ledger with its witness; trims the audit log."""
+    """Restarts work of dead workers; compares the ledger with its witness; trims the audit log."""
 
-    audit_days: Annotated[int | None, Field(ge=30)] = None  # how long rows are kept; None: for ever
+    audit_days: Annotated[int | None, Field(ge=30)] = None  # how long rows are kept; None: no limit
 
 
 class WitnessSettings(_WithS3, _WithWitness):
-    """What `sluice restore` needs of the sweep role to read the witness of a site on many machines."""
+    """Settings of the sweep role with which `sluice restore` reads the witness of a site on many machines."""
 
 
 class RuleSettings(_Settings):

@@ -1,4 +1,4 @@
-"""Who signs releases: an Ed25519 key in a setting, in a KMS, or in a PKCS#11 token."""
+"""Signers of releases: an Ed25519 key in a setting, in a KMS, or in a PKCS#11 token."""
 
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -61,7 +61,7 @@ class TokenSigner:
         self.key_id = key_id(self.public)
 
     def _session(self) -> Any:
-        """A new one each time: tokens end sessions of their own, and releases are signed rarely."""
+        """Opens a new session: tokens close sessions by themselves, and releases are signed rarely."""
         import pkcs11  # only where it is used: `pip install sluice[pkcs11]`
 
         return pkcs11.lib(self._module).get_token(token_label=self._token).open(user_pin=self._pin)

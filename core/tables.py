@@ -1,12 +1,48 @@
-"""The rows both processes share. Constraints and triggers that guard them live in migrations/."""
+"""The database tables as models. Their constraints and triggers are in migrations/."""
 
 import uuid
 from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import BigInteger, FetchedValue, Float, ForeignKey, Integer, SmallInteger, Text, func
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class DatasetState(StrEnum):
+    DRAFT = "draft"
+    UPLOADING = "uploading"
+    CHECKING = "checking"  # sealed; the train worker checks it
+    HELD = "held"  # waits for the decision of a second person
+    READY = "ready"
+    REJECTED = "rejected"
+    DELETED = "deleted"
+
+
+class JobState(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    TRAINED = "trained"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+UNFINISHED_JOBS = (JobState.QUEUED, JobState.RUNNING)
+ENDED_JOBS = (JobState.TRAINED, JobState.FAILED, JobState.CANCELLED)
+
+
+class ReleaseState(StrEnum):
+    BUILDING = "building"
+    IN_REVIEW = "in_review"
+    APPROVED = "approved"
+    PUBLISHING = "publishing"
+    PUBLISHED = "published"
+    SUPERSEDED = "superseded"
+    WITHDRAWING = "withdrawing"
+    WITHDRAWN = "withdrawn"
+    DISCARDED = "discarded"
+    FAILED = "failed"
 
 
 class Base(DeclarativeBase):
@@ -28,7 +64,7 @@ def _now() -> Mapped[datetime]:
 
 
 class Team(Base):
-    """People who share datasets, jobs and reviews. A quota that is not set is the site's default."""
+    """People who share datasets, jobs and reviews. Without a quota of its own, the site's default applies."""
 
     __tablename__ = "teams"
 
@@ -41,7 +77,7 @@ class Team(Base):
 
 
 class Person(Base):
-    """Somebody who may act. `subject` ties a person to a single sign-on."""
+    """A user of the service. `subject` is their id at the single sign-on provider."""
 
     __tablename__ = "people"
 
@@ -56,7 +92,7 @@ class Person(Base):
 
 
 class Invitation(Base):
-    """Lets a person make a key, once; only its SHA-256 is kept. The installation's have no `issued_by`."""
+    """Lets a person create a key, once; stored as its SHA-256. No `issued_by`: made by the installation."""
 
     __tablename__ = "invitations"
 
@@ -73,7 +109,7 @@ class Invitation(Base):
 
 
 class Rules(Base):
-    """What the owner of the tables decided for the site; the service only reads it."""
+    """Rules set by the owner of the tables; the service can only read them."""
 
     __tablename__ = "rules"
 
@@ -82,7 +118,7 @@ class Rules(Base):
 
 
 class Key(Base):
-    """An API key, of which only the SHA-256 is kept. `issued_by`: who invited its owner, or the owner."""
+    """An API key, stored as its SHA-256. `issued_by`: who invited its owner, or the owner."""
 
     __tablename__ = "keys"
 
@@ -120,7 +156,7 @@ class Account(Base):
 
 
 class Dataset(Base):
-    """Records, as far as anyone outside the private side knows them: by what was declared. Few are public."""
+    """A dataset as declared by its owner; the records are in the private bucket."""
 
     __tablename__ = "datasets"
 
@@ -147,26 +183,24 @@ class Dataset(Base):
     upload_id: Mapped[str | None]
     declared_bytes: Mapped[int | None]
     size: Mapped[int | None]
-    sha256: Mapped[
-        bytes | None
-    ]  # of the object: of ciphertext, unless it is from before uploads were encrypted
-    content_sha256: Mapped[bytes | None]  # of the records' file, for public datasets alone
-    key_id: Mapped[str | None]  # of the key-encryption key; None: from before uploads were encrypted
-    wrapped_key: Mapped[bytes | None]  # None again once the dataset is deleted
+    sha256: Mapped[bytes | None]  # of the object: of ciphertext, except for uploads before encryption
+    content_sha256: Mapped[bytes | None]  # of the file before encryption, for public datasets only
+    key_id: Mapped[str | None]  # of the key-encryption key; None: uploaded before encryption
+    wrapped_key: Mapped[bytes | None]  # None after the dataset is deleted
     report: Mapped[dict[str, Any] | None]
     created_at: Mapped[datetime] = _now()
     sealed_at: Mapped[datetime | None]
     checked_at: Mapped[datetime | None]
-    attempts: Mapped[int] = mapped_column(server_default="0")  # at checking it
+    attempts: Mapped[int] = mapped_column(server_default="0")  # to check it
     retry_at: Mapped[datetime | None]
     deleted_at: Mapped[datetime | None]
     deleted_by: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("people.id"))
     deletion_reason: Mapped[str | None]
-    removed_at: Mapped[datetime | None]  # since when the store has no byte of it
+    removed_at: Mapped[datetime | None]  # when its bytes were removed from the store
 
 
 class Review(Base):
-    """What a second person decided about a dataset that was held."""
+    """A second person's decision about a held dataset."""
 
     __tablename__ = "reviews"
 
@@ -179,7 +213,7 @@ class Review(Base):
 
 
 class Job(Base):
-    """One training: what it may do was fixed and charged when it was made."""
+    """One training. Its plan is fixed and charged when it is created."""
 
     __tablename__ = "jobs"
 
@@ -214,7 +248,7 @@ class Job(Base):
 
 
 class Entry(Base):
-    """One move of an account's balance. Rows are added and stay as they are."""
+    """One change of an account's balance. Rows are only added."""
 
     __tablename__ = "entries"
 
@@ -250,7 +284,7 @@ class Grant(Base):
 
 
 class Reply(Base):
-    """The first answer to an idempotency key; `status` is empty only while it is being made."""
+    """The first response to an idempotency key; `status` is NULL while the request is processed."""
 
     __tablename__ = "replies"
 
@@ -263,7 +297,7 @@ class Reply(Base):
 
 
 class Release(Base):
-    """A synthesizer and samples of it on their way to analysts; what it is made of was fixed at the start."""
+    """A bundle of samples and synthesizer, from its request to its withdrawal."""
 
     __tablename__ = "releases"
 
@@ -283,7 +317,7 @@ class Release(Base):
     fault: Mapped[str | None]
     build: Mapped[int] = mapped_column(server_default="1")
     fence: Mapped[int] = mapped_column(server_default="0")
-    attempts: Mapped[int] = mapped_column(server_default="0")  # at what is due now
+    attempts: Mapped[int] = mapped_column(server_default="0")  # at the present step
     lease_until: Mapped[datetime | None]
     done: Mapped[int] = mapped_column(server_default="0")
     digest: Mapped[bytes | None]
@@ -300,7 +334,7 @@ class Release(Base):
 
 
 class Approval(Base):
-    """One person's yes to one bundle, by its digest. A bundle built anew has none."""
+    """One person's approval of one bundle, by its digest. A rebuilt bundle has none."""
 
     __tablename__ = "approvals"
 
@@ -322,7 +356,7 @@ class Reader(Base):
 
 
 class ReviewCopy(Base):
-    """A bundle that lies in the public bucket for its reviewers; see core.stores.public.review_key."""
+    """A bundle copied to the public bucket for its reviewers; see core.stores.public.review_key."""
 
     __tablename__ = "review_copies"
 
@@ -332,7 +366,7 @@ class ReviewCopy(Base):
 
 
 class SigningKey(Base):
-    """The public half of a key the publisher signs with, or once signed with."""
+    """The public half of a present or former signing key."""
 
     __tablename__ = "signing_keys"
 
@@ -342,7 +376,7 @@ class SigningKey(Base):
 
 
 class Revocations(Base):
-    """A signed list of all releases withdrawn so far; the highest number is in force."""
+    """A signed list of all withdrawn releases; the one with the highest number is in force."""
 
     __tablename__ = "revocations"
 
@@ -352,7 +386,7 @@ class Revocations(Base):
 
 
 class Diagnosis(Base):
-    """Losses and norms of a job: facts about records, for the curator who owns it."""
+    """Losses and norms of a job. They depend on records and are shown to its owner only."""
 
     __tablename__ = "diagnostics"
 
@@ -364,7 +398,7 @@ class Diagnosis(Base):
 
 
 class Witness(Base):
-    """When the ledger was last compared with its witness in the vault, and how it stood."""
+    """When the ledger was last compared with its witness, and the result."""
 
     __tablename__ = "witness"
 
@@ -376,7 +410,7 @@ class Witness(Base):
 
 
 class Heartbeat(Base):
-    """A running process that can do its work right now: connected to the database and to its queue."""
+    """A running process that is connected to the database and to its queue."""
 
     __tablename__ = "parts"
 
@@ -387,7 +421,7 @@ class Heartbeat(Base):
 
 
 class AuditRow(Base):
-    """One thing somebody did, saw or downloaded. Added by the database's add_audit() alone."""
+    """One action, view or download. Added only by the database function add_audit()."""
 
     __tablename__ = "audit_log"
 

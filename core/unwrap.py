@@ -1,6 +1,6 @@
-"""The private halves of key-encryption keys: in a file, or in a KMS that never gives them away.
+"""Private halves of key-encryption keys: in a file, or in a KMS that does not export them.
 
-Only the two workers that open what was encrypted for them import this; the service has public halves alone.
+Only the train and publish workers import this; the service has only the public halves.
 """
 
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,13 +24,13 @@ _END = "-----END PRIVATE KEY-----"
 
 
 class KeyNotConfigured(Exception):
-    """The key-encryption key is not among those of this worker: a fault of its settings, not of the data."""
+    """The key-encryption key is not in this worker's settings; the data may be fine."""
 
 
 class Unwrapper(Protocol):
-    """`public` is what new data keys are wrapped with; `unwrap` opens them, given the id of that key.
+    """`public` wraps new data keys; `unwrap` decrypts one, given the id of its key-encryption key.
 
-    `require` raises KeyNotConfigured for the id of a key that is not here.
+    `require` raises KeyNotConfigured for an id that is not configured.
     """
 
     @property
@@ -40,7 +40,7 @@ class Unwrapper(Protocol):
 
 
 class FileKeys:
-    """RSA private keys as PEM. The first is the current one; those after it only open what is older."""
+    """RSA private keys as PEM. The first is the current one; the others decrypt older data."""
 
     def __init__(self, pem: str) -> None:
         """Raises ValueError for anything else."""

@@ -1,8 +1,8 @@
-"""The witness: an append-only log of every account's state, kept outside the database.
+"""The witness: a copy of the ledger's head outside the database, as an append-only log of account states.
 
-The sweeper compares the ledger with the log and appends what has moved. The service grants only while the
-last comparison is fresh and found no difference. A restored database is behind the log and grants nothing
-until what the log knows was spent has been charged. docs/guarantees.md#witness
+The sweeper compares the ledger with the log and appends changes. The service grants and reserves budget only
+while the last comparison is recent and found no difference. A database restored from a backup has fewer rows
+than the log says and grants nothing until the missing spending is charged. docs/guarantees.md#witness
 """
 
 import json
@@ -19,21 +19,21 @@ from core.errors import Problem
 from core.faults import Fault
 from core.ledger import Move
 from core.stores.witness import WitnessStore
-from core.tables import Account, Entry, Job, Witness
+from core.tables import UNFINISHED_JOBS, Account, Entry, Job, JobState, Witness
 from sluice.privacy.relation import Relation
 from sluice.release.balance import Balance
 
 FRESH = timedelta(seconds=60)
-# Every so many entries one holds all accounts, so that a process that starts reads at most this many.
+# Every 100th entry holds all accounts, so that a process that starts reads at most 100 of them.
 FULL_EVERY = 100
 _LOCK = 0x51D1CE  # one comparison at a time, over all sweepers
 
-# What is kept of an account: moves, head, capacity, spent (held and settled together), terms.
+# Of an account: moves, head, capacity, spent (held and settled together), terms.
 State = dict[str, Any]
 
 
 class LedgerBehindWitness(Problem):
-    status, slug, title = 503, "ledger-behind-witness", "The ledger is older than its witness"
+    status, slug, title = 503, "ledger-behind-witness", "The ledger lacks rows that the witness has"
 
 
 class LedgerAltered(Problem):
@@ -53,7 +53,7 @@ class WitnessDamaged(Exception):
 
 
 class WitnessLog:
-    """The log as one process knows it: each entry is read once, and the end is looked for before each use."""
+    """A process's copy of the log: each entry is read once, and new ones before each use."""
 
     def __init__(self, store: WitnessStore) -> None:
         self._store = store
@@ -61,14 +61,14 @@ class WitnessLog:
         self.accounts: dict[str, State] = {}
 
     def catch_up(self) -> None:
-        """Reads on to the end. Nothing is listed: entries have consecutive numbers."""
+        """Reads new entries. They have consecutive numbers, so nothing needs to be listed."""
         if self.generation == 0:
             self._find_last_full()
         while self._take(self.generation + 1):
             pass
 
     def append(self, accounts: Mapping[str, State]) -> bool:
-        """Adds what has changed; False if somebody else added an entry first."""
+        """Appends what has changed; False if another process appended first."""
         generation = self.generation + 1
         full = generation == 1 or generation % FULL_EVERY == 0
         changed = {id: now for id, now in accounts.items() if full or self.accounts.get(id) != now}
@@ -79,7 +79,7 @@ class WitnessLog:
         return True
 
     def _find_last_full(self) -> None:
-        # There are no gaps, so whether an entry exists says on which side of it the log ends.
+        # Binary search: numbers have no gaps.
         low, high = 0, 1
         while self._read(high * FULL_EVERY) is not None:
             low, high = high, 2 * high
@@ -115,8 +115,8 @@ def _key(generation: int) -> str:
 
 
 def require_ledger_in_sync(session: Session) -> None:
-    """Stops whatever would grant or reserve unless the ledger was lately found level with its witness."""
-    # A time from the future is as little worth as an old one: a clock was set back.
+    """Raises unless a comparison of the last minute found the ledger equal to its witness."""
+    # A time in the future does not count either: a clock was set back.
     fresh = Witness.checked_at.between(func.now() - FRESH, func.now() + FRESH)
     behind, generation, fresh_now = session.execute(select(Witness.behind, Witness.generation, fresh)).one()
     if behind is not None:
@@ -137,7 +137,7 @@ def require_ledger_in_sync(session: Session) -> None:
 
 
 def refuse_altered(behind: Mapping[str, Any]) -> None:
-    """A balance that does not follow from its rows is never acknowledged, only put right."""
+    """Raises if a balance does not follow from its rows: that cannot be acknowledged, only corrected."""
     if any(found["reason"] == "altered" for found in behind["accounts"].values()):
         raise LedgerAltered(
             "The balance of an account does not follow from its ledger rows. Restore a backup, or have the "
@@ -146,7 +146,7 @@ def refuse_altered(behind: Mapping[str, Any]) -> None:
 
 
 def compare(session: Session, log: WitnessLog) -> None:
-    """Compares every account with the witness; appends to the witness what has moved on."""
+    """Compares every account with the witness and appends changes to the witness."""
     if not session.scalar(text(f"SELECT pg_try_advisory_xact_lock({_LOCK})")):
         return
     row = session.scalars(select(Witness)).one()
@@ -158,7 +158,7 @@ def compare(session: Session, log: WitnessLog) -> None:
         accounts = _accounts(session)
         found = _differences(session, log.accounts, accounts)
         if row.acknowledged == log.generation:
-            # An acknowledgement counts only together with the charge: the row alone can be written by SQL.
+            # An acknowledgement counts only with the charge: the row alone could be written by SQL.
             found = {
                 id: one
                 for id, one in found.items()
@@ -176,12 +176,12 @@ def compare(session: Session, log: WitnessLog) -> None:
 
 
 def differences(session: Session, log: WitnessLog) -> dict[str, Any]:
-    """Account → what the witness knows of it and the reason it is named: `behind` or `altered`."""
+    """Account → its state in the witness and the kind of difference: `behind` or `altered`."""
     return _differences(session, log.accounts, _accounts(session))
 
 
 def is_behind(session: Session, account: Account | None, seen: State) -> bool:
-    """Whether the row that the witness saw last is missing from the account, or another one."""
+    """Whether the last row that the witness has is missing from the account or differs."""
     if account is None or account.moves < seen["moves"]:
         return True
     if account.moves == seen["moves"]:
@@ -191,9 +191,9 @@ def is_behind(session: Session, account: Account | None, seen: State) -> bool:
 
 
 def charge_lost(session: Session, lost: Mapping[str, State], move: Move) -> None:
-    """Charges what the witness knows was spent; accounts and grants that were forgotten are made again.
+    """Charges spending that only the witness has, and creates missing accounts and grants again.
 
-    Jobs that were promised something are settled and over: they may have run and been published since.
+    Jobs with a reservation are settled and ended: they may have run and been published since.
     """
     for id, seen in lost.items():
         terms = seen["terms"]
@@ -204,13 +204,13 @@ def charge_lost(session: Session, lost: Mapping[str, State], move: Move) -> None
                 order=terms["order"], move=move, id=uuid.UUID(id),
             )  # fmt: skip
         elif account.capacity < seen["capacity"]:
-            # Without the forgotten grant a part of the charge would not fit, and be free after the next one.
+            # Without the missing grant a part of the charge would not fit and would never be charged.
             ledger.raise_budget(session, account, epsilon=terms["epsilon"], move=move)
             session.refresh(account)
         cost = max(0, seen["spent"] - account.held - account.settled)
         ended = ledger.forfeit(session, account, cost=cost, move=move)
-        over = update(Job).where(Job.id.in_(ended), Job.state.in_(("queued", "running")))
-        session.execute(over.values(state="failed", fault=Fault.LOST.value, finished_at=func.now()))
+        over = update(Job).where(Job.id.in_(ended), Job.state.in_(UNFINISHED_JOBS))
+        session.execute(over.values(state=JobState.FAILED, fault=Fault.LOST.value, finished_at=func.now()))
 
 
 def _accounts(session: Session) -> dict[str, Account]:
@@ -233,7 +233,7 @@ def _differences(
     for id in known.keys() | accounts.keys():
         seen, account = known.get(id), accounts.get(id)
         behind = seen is not None and is_behind(session, account, seen)
-        # The rows of an account that is behind do not continue what was witnessed: they count from the first.
+        # The rows of an account that is behind do not continue the witnessed ones: count from the first.
         due = account and _due(session, account, None if behind else seen)
         if account is not None and due != _balance(account):
             found[id] = {"reason": "altered", **(due or {})}
@@ -243,11 +243,11 @@ def _differences(
 
 
 def _due(session: Session, account: Account, seen: State | None) -> State:
-    """The balance that follows from what was witnessed and the rows since; for a new account, from all."""
+    """The balance that follows from the witnessed state and later rows; for a new account, from all rows."""
     seen = seen or {"moves": 0, "capacity": 0, "spent": 0, "terms": None}
     balance, terms = Balance(capacity=seen["capacity"], settled=seen["spent"]), seen["terms"]
     if seen["moves"] < account.moves:
-        # Up to the row the account was read at: it may have moved on since.
+        # Up to the row at which the account was read: it may have changed since.
         since = (Entry.account_id == account.id, Entry.number.between(seen["moves"] + 1, account.moves))
         rows = select(Entry.kind, Entry.cost, Entry.job_id, Entry.terms).where(*since)
         for kind, cost, job, granted in session.execute(rows.order_by(Entry.number)):
@@ -257,7 +257,7 @@ def _due(session: Session, account: Account, seen: State | None) -> State:
 
 
 def _made_good(account: Account | None, seen: State) -> bool:
-    """Whether an account that lost rows has all the spending of the witness, final and on the same terms."""
+    """Whether an account that lost rows was charged all spending of the witness, on the same terms."""
     if account is None or account.held or account.settled < seen["spent"]:
         return False
     terms = _balance(account)["terms"]

@@ -12,9 +12,7 @@ from sqlalchemy.orm import Session
 
 from core.errors import Problem
 from core.settings import ServiceSettings
-from core.tables import Dataset, Job, Person, Team
-
-UNFINISHED = ("queued", "running")
+from core.tables import UNFINISHED_JOBS, Dataset, Job, Person, Team
 
 
 class QuotaExceeded(Problem):
@@ -70,7 +68,7 @@ def used_bytes(session: Session, *where: Any) -> int:
 def used_jobs(session: Session, *where: Any) -> int:
     """Number of jobs that are queued or running."""
     datasets = select(Dataset.id).where(*where)
-    count = select(func.count()).where(Job.state.in_(UNFINISHED), Job.dataset_id.in_(datasets))
+    count = select(func.count()).where(Job.state.in_(UNFINISHED_JOBS), Job.dataset_id.in_(datasets))
     return session.scalars(count).one()
 
 

@@ -1,1 +1,1 @@
-"""The buckets, each behind a class that has only the verbs its process needs."""
+"""Classes for the buckets, each with only the operations that its process needs."""

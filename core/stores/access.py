@@ -1,4 +1,4 @@
-"""Who may do what in which bucket: one table behind the local identities and the AWS policies."""
+"""The S3 rights of each role: one table for the local identities and the AWS policies."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -39,21 +39,21 @@ class Right:
         return statement
 
 
-def _kept(prefix: str) -> tuple[Right, Right]:
-    """What training leaves in the vault: written, read, and deleted with all its versions when it is over."""
+def _vault_rights(prefix: str) -> tuple[Right, Right]:
+    """Rights on what training writes to the vault: it is also read, and deleted with all its versions."""
     return (
         Right(bucket="vault", prefix=prefix, actions=GET + PUT + DELETE),
         Right(bucket="vault", prefix=prefix, actions=("s3:ListBucketVersions",), of_bucket=True),
     )
 
 
-# To somebody who may not list, S3 says 403 for a key that does not exist: the witness needs to know which.
-_KNOWS_WHAT_IS_MISSING = Right(bucket="witness", actions=("s3:ListBucket",), of_bucket=True)
+# Without this right S3 answers 403 for a missing key; the witness must tell missing from forbidden.
+_LIST_WITNESS = Right(bucket="witness", actions=("s3:ListBucket",), of_bucket=True)
 
-# A signed URL carries the signer's rights, so the service may put what it signs uploads for and get what it
-# signs downloads for. Nobody can both read private records and publish. Two roles delete: publish a release
-# that was withdrawn, so that its signed links stop working at once; train what its jobs no longer need, and
-# uploads of deleted datasets. It may write nothing into the private bucket.
+# A signed URL has the rights of its signer, so the service may put where it signs uploads and get where it
+# signs downloads. No role can both read private records and publish. Two roles delete: publish removes
+# withdrawn releases, so that signed links stop working at once; train removes what its jobs no longer need
+# and uploads of deleted datasets. It may not write to the private bucket.
 # S3 has no right to create without the right to overwrite; docs/deploy.md says how the witness is protected.
 ACCESS: dict[str, tuple[Right, ...]] = {
     "service": (Right(bucket="private", actions=PUT), Right(bucket="public", actions=GET)),
@@ -61,17 +61,17 @@ ACCESS: dict[str, tuple[Right, ...]] = {
         Right(bucket="private", actions=GET + DELETE + ("s3:AbortMultipartUpload",)),
         Right(bucket="private", prefix="datasets/", actions=("s3:ListBucketVersions",), of_bucket=True),
         Right(bucket="private", actions=("s3:ListBucketMultipartUploads",), of_bucket=True),
-        *_kept("checkpoints/"), *_kept("diagnostics/"), *_kept("synthesizers/"),
+        *_vault_rights("checkpoints/"), *_vault_rights("diagnostics/"), *_vault_rights("synthesizers/"),
         Right(bucket="witness", actions=GET),
         Right(bucket="witness", prefix="fingerprints/", actions=PUT_WHOLE),
-        _KNOWS_WHAT_IS_MISSING,
+        _LIST_WITNESS,
     ),
     "publish": (
         Right(bucket="vault", prefix="synthesizers/", actions=GET),
         Right(bucket="vault", prefix="bundles/", actions=GET + PUT),
         Right(bucket="public", actions=(*PUT, "s3:DeleteObject")),
     ),
-    "sweep": (Right(bucket="witness", prefix="ledger/", actions=GET + PUT_WHOLE), _KNOWS_WHAT_IS_MISSING),
+    "sweep": (Right(bucket="witness", prefix="ledger/", actions=GET + PUT_WHOLE), _LIST_WITNESS),
 }  # fmt: skip
 
 

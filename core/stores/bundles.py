@@ -1,4 +1,4 @@
-"""The vault, for the publisher: it reads synthesizers and keeps the bundles built from them."""
+"""The publisher's part of the vault: synthesizers to read, bundles to write and read."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,13 +14,13 @@ _PIECE = 8 << 20
 
 
 class Bundles:
-    """A bundle lies under its digest: whoever writes there, dead or alive, writes the same bytes."""
+    """Bundles are stored under their digest, so that repeated writes store the same bytes."""
 
     def __init__(self, client: "S3Client", bucket: str, keys: Unwrapper) -> None:
         self._client, self._bucket, self._keys = client, bucket, keys
 
     def trained(self, prefix: str, kind: str, *, most: int) -> dict[str, bytes]:
-        """The two files of a "synthesizer" or "classifier", each read up to one byte more than may be."""
+        """The two files of a "synthesizer" or "classifier"; of each at most `most` + 1 bytes are read."""
         files = {}
         for name in (f"{kind}.json", f"{kind}.safetensors"):
             body = self._client.get_object(Bucket=self._bucket, Key=prefix + name)["Body"]

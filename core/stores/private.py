@@ -1,4 +1,4 @@
-"""The private side, for the train worker: uploads, and the vault with checkpoints and synthesizers."""
+"""Stores of the train worker: uploads, and the vault with checkpoints and synthesizers."""
 
 import uuid
 from collections.abc import Iterator, Sequence
@@ -35,11 +35,11 @@ class PrivateStore:
         self._client, self._bucket = client, bucket
 
     def require(self, key: str, size: int) -> None:
-        """The object is there, and as long as was sealed. Nothing of it is fetched."""
+        """Raises unless the object exists with this size. Nothing is fetched."""
         try:
             found = self._client.head_object(Bucket=self._bucket, Key=key)["ContentLength"]
         except ClientError as problem:
-            # Whoever may not list the bucket is told 403 for a key that does not exist.
+            # Without the right to list, S3 answers 403 for a missing key.
             if problem.response["ResponseMetadata"]["HTTPStatusCode"] in (403, 404):
                 raise Failure(Fault.UPLOAD_GONE) from None
             raise
@@ -47,7 +47,7 @@ class PrivateStore:
             raise Failure(Fault.SIZE_MISMATCH)
 
     def open(self, key: str) -> AbstractContextManager[Source]:
-        """An upload, to be read a piece at a time."""
+        """Opens an upload for reading in pieces."""
         return closing(self._client.get_object(Bucket=self._bucket, Key=key)["Body"])
 
     def fetch(self, key: str, path: Path) -> None:
@@ -65,11 +65,11 @@ class PrivateStore:
 
     def unfinished(self) -> Iterator[Unfinished]:
         for page in self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket):
-            for one in page.get("Uploads", []):
-                yield Unfinished(key=one["Key"], id=one["UploadId"], begun=one["Initiated"])
+            for upload in page.get("Uploads", []):
+                yield Unfinished(key=upload["Key"], id=upload["UploadId"], begun=upload["Initiated"])
 
     def abort(self, key: str, upload_id: str) -> None:
-        """From here on no signed address of this upload works, and it cannot be completed."""
+        """Aborts an upload: its signed URLs stop working, and it cannot be completed."""
         try:
             self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
         except ClientError as problem:
@@ -81,10 +81,10 @@ KINDS = ("checkpoints", "diagnostics", "synthesizers")
 
 
 class Vault:
-    """Keys have the fence of the attempt in them: a worker thought dead overwrites nothing of another.
+    """Keys contain the fence of the attempt, so that a worker presumed dead overwrites nothing of another.
 
-    What is read back here is encrypted under the data key of the job's dataset (`key`; for a dataset that has
-    none, for `own`), and synthesizers for the publisher. An object opens under its own name alone.
+    Checkpoints and diagnostics are encrypted under the data key of the job's dataset (`key`; for a dataset
+    without one, for `own`), synthesizers for the publisher. Each object decrypts only under its own name.
     """
 
     def __init__(self, client: "S3Client", bucket: str, *, own: Unwrapper, publisher: WrappingKey) -> None:
@@ -105,16 +105,16 @@ class Vault:
             self._put_private(f"diagnostics/{job}/{fence}.{ending}", body, key)
 
     def put_synthesizer(self, job: uuid.UUID, fence: int, files: dict[str, bytes]) -> str:
-        """The prefix under which the publisher finds the files."""
+        """Stores the files and returns their prefix, for the publisher."""
         prefix = f"synthesizers/{job}/{fence}/{ENCRYPTED}"
         for name, body in files.items():
             self._put(prefix + name, self._publisher.encrypt(prefix + name, body))
         return prefix
 
     def put_handed_on(self, prefix: str, body: bytes) -> None:
-        """Beside a synthesizer, for the next training of a relay. The publisher cannot open it.
+        """Stores a generator for the next training of a relay. The publisher cannot decrypt it.
 
-        Not under a dataset's key: the next owner's training goes on when this owner deletes the dataset.
+        It is not under the dataset's key, since the next owner may continue after this dataset is deleted.
         """
         self._put_private(prefix + "handed-on.safetensors", body, None)
 

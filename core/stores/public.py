@@ -15,15 +15,15 @@ SIGNED_SECONDS = 900
 
 
 def public_key(release: object, digest: bytes, path: str) -> str:
-    """Where a file of a release lies: under its bundle's digest, so that no other bundle takes its place."""
+    """Key of a published file; it contains the bundle's digest, so that no other bundle replaces it."""
     return f"releases/{release}/{digest.hex()}/{path}"
 
 
 def review_key(release: object, build: int, digest: bytes, path: str) -> str:
-    """Where a file of a bundle lies while it is reviewed.
+    """Key of a file of a bundle under review.
 
-    With the number of the build: a new build often has the same digest, and removing the copy of the old one
-    must not take the new one away.
+    It contains the build number: a rebuild often has the same digest, and removing the old copy must not
+    remove the new one.
     """
     return f"review/{release}/{build}/{digest.hex()}/{path}"
 
@@ -33,7 +33,7 @@ class DownloadSigner:
         self._client, self._bucket = client, bucket
 
     def sign_download(self, key: str) -> str:
-        """An address that gives this one object, for a quarter of an hour."""
+        """A URL of this object, valid for 15 minutes."""
         object = {"Bucket": self._bucket, "Key": key}
         return self._client.generate_presigned_url("get_object", Params=object, ExpiresIn=SIGNED_SECONDS)
 
@@ -46,12 +46,12 @@ class PublicStore:
         self._client, self._bucket = client, bucket
 
     def put(self, release: object, digest: bytes, path: str, file: Path) -> None:
-        """Create-only. What is there already must be the same bytes: then an earlier attempt got this far."""
+        """Creates the object. If it exists it must have the same bytes, from an earlier attempt."""
         key = public_key(release, digest, path)
         if self._put(key, file, IfNoneMatch="*"):
             return
-        # The publisher cannot read here, so it asks the server to compare: bytes are put over equal ones or
-        # not at all. The ETag of an object put in one piece is its MD5.
+        # The publisher cannot read this bucket, so the server compares: it replaces only equal bytes. The
+        # ETag of an object that was put in one piece is its MD5.
         with file.open("rb") as body:
             etag = hashlib.file_digest(body, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
         if not self._put(key, file, IfMatch=f'"{etag}"'):
@@ -68,19 +68,19 @@ class PublicStore:
         return True
 
     def remove(self, release: object, digest: bytes, path: str) -> None:
-        """Signed links to it are dead from here on. Nothing there is fine."""
+        """Removes the object, so that its signed URLs stop working. It may be missing."""
         self._client.delete_object(Bucket=self._bucket, Key=public_key(release, digest, path))
 
     def put_copy(self, key: str, file: Path) -> None:
-        """For reviewers. A key has the digest of its bundle: whoever puts it again puts the same bytes."""
+        """Puts a file for reviewers. The key contains the digest, so repeated writes put the same bytes."""
         with file.open("rb") as body:
             self._client.put_object(Bucket=self._bucket, Key=key, Body=body)
 
     def remove_copy(self, key: str) -> None:
-        """Nothing there is fine."""
+        """Removes the object if it exists."""
         self._client.delete_object(Bucket=self._bucket, Key=key)
 
     def bury(self, release: object, digest: bytes, body: bytes) -> None:
-        """Leaves word where a release was."""
+        """Stores a notice in place of a withdrawn release."""
         key = public_key(release, digest, TOMBSTONE)
         self._client.put_object(Bucket=self._bucket, Key=key, Body=body, ContentType="application/json")

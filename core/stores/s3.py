@@ -1,4 +1,4 @@
-"""S3 clients with the identity of a role, and deleting all versions of an object."""
+"""S3 clients with the identity of a role; listing and deleting object versions."""
 
 import uuid
 from collections.abc import Iterator, Sequence
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
     HasIdentity = ServiceSettings | TrainSettings | PublishSettings | SweepSettings | WitnessSettings
 
-ENCRYPTED = (
-    "encrypted/"  # ends the prefix of a synthesizer; older ones, stored in plain, are one level higher
-)
+ENCRYPTED = "encrypted/"  # ends the prefix of an encrypted synthesizer; older, plain ones lack it
 
 
 def client_for(settings: "HasIdentity") -> "S3Client":
@@ -41,7 +39,7 @@ def client(
     attempts: int = 5,
     ca: str = "system",
 ) -> "S3Client":
-    """A client that never falls back to credentials it finds on the machine."""
+    """A client that uses these credentials only, never those of the machine."""
     return boto3.client(
         "s3",
         endpoint_url=endpoint,
@@ -94,16 +92,16 @@ def list_versions(client: "S3Client", bucket: str, prefix: str) -> Iterator[list
     """Every version and delete marker under a prefix, in pages of at most 1000."""
     for page in client.get_paginator("list_object_versions").paginate(Bucket=bucket, Prefix=prefix):
         yield [
-            Version(key=one["Key"], id=one["VersionId"], latest=one["IsLatest"], at=one["LastModified"])
-            for one in [*page.get("Versions", []), *page.get("DeleteMarkers", [])]
+            Version(key=row["Key"], id=row["VersionId"], latest=row["IsLatest"], at=row["LastModified"])
+            for row in [*page.get("Versions", []), *page.get("DeleteMarkers", [])]
         ]
 
 
 def delete_versions(client: "S3Client", bucket: str, versions: Sequence[Version]) -> None:
-    """Deletes versions for good, at most 1000: no delete marker hides them and none is left behind."""
+    """Deletes at most 1000 versions permanently, without leaving delete markers."""
     if not versions:
         return
-    objects = [{"Key": one.key, "VersionId": one.id} for one in versions]
+    objects = [{"Key": version.key, "VersionId": version.id} for version in versions]
     answer = client.delete_objects(
         Bucket=bucket,
         Delete={"Objects": objects, "Quiet": True},  # type: ignore[typeddict-item]

@@ -1,4 +1,4 @@
-"""The way into the private bucket, for the service: it signs uploads and never sees their bytes."""
+"""The service's access to the private bucket: it signs uploads and never reads their bytes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ MOST_PARTS = 10_000
 
 
 class UploadGone(Problem):
-    status, slug, title = 409, "upload-gone", "The upload is not complete or was given up"
+    status, slug, title = 409, "upload-gone", "The upload is incomplete or was aborted"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,9 @@ class UploadStore:
         return self._client.create_multipart_upload(Bucket=self._bucket, Key=key)["UploadId"]
 
     def sign_part(self, key: str, upload_id: str, number: int, *, size: int | None = None) -> str:
-        """An address that takes this one part of this one upload, for a quarter of an hour.
+        """A URL that accepts this part of this upload, valid for 15 minutes.
 
-        With the size of the whole upload it takes a part of exactly the length that follows from it.
+        If the size of the whole upload is given, it accepts only the length that follows from it.
         """
         part = {"Bucket": self._bucket, "Key": key, "UploadId": upload_id, "PartNumber": number}
         if size is not None:
@@ -47,7 +47,7 @@ class UploadStore:
         return self._client.generate_presigned_url("upload_part", Params=part, ExpiresIn=SIGNED_SECONDS)
 
     def parts(self, key: str, upload_id: str) -> list[Part]:
-        """What has arrived so far, one of each number, so that an upload can go on where it stopped."""
+        """The parts that have arrived, one of each number, so that an upload can be resumed."""
         found: list[Part] = []
         marker = 0
         while True:
@@ -66,7 +66,7 @@ class UploadStore:
             marker = answer["NextPartNumberMarker"]
 
     def complete(self, key: str, upload_id: str, parts: list[Part]) -> None:
-        """Joins exactly these parts; from here on no signed address of this upload works."""
+        """Joins exactly these parts; signed URLs of this upload stop working."""
         joined = [{"PartNumber": part.number, "ETag": part.etag} for part in parts]
         try:
             self._client.complete_multipart_upload(
@@ -87,10 +87,10 @@ class UploadStore:
 
 
 def _latest(found: Sequence[Part]) -> list[Part]:
-    """The part of each number that arrived last. AWS lists no other; SeaweedFS lists all it was ever sent.
+    """The part of each number that arrived last. AWS lists only these; SeaweedFS lists all.
 
-    SeaweedFS tells times in whole seconds: of parts that arrived in the same second and differ, none counts,
-    and the client sends it again.
+    SeaweedFS gives times in whole seconds: if different parts arrived in the same second, none counts, and
+    the client sends it again.
     """
     newest: dict[int, datetime] = {}
     for part in found:

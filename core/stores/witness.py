@@ -1,4 +1,4 @@
-"""Where the witness is kept: objects outside the database that are created once and never changed."""
+"""Storage of the witness: objects outside the database that are created once and never changed."""
 
 import os
 import re
@@ -19,14 +19,14 @@ _KEY = re.compile(r"[a-z0-9-]+(/[a-z0-9-]+)*(\.json)?")
 
 
 class WitnessStore(Protocol):
-    """Objects that are created once. There is no way to change or delete one through this interface."""
+    """Objects that can be created and read, but not changed or deleted."""
 
     def create(self, key: str, body: bytes) -> bool:
-        """False if the key exists; what is there stays. Durable when it returns True."""
+        """Creates an object; False, without a change, if the key exists. Durable when it returns True."""
         ...
 
     def read(self, key: str) -> bytes | None:
-        """None only if there is no such object: a store that refuses or does not answer raises."""
+        """None only if there is no such object; errors of the store are raised."""
         ...
 
 
@@ -38,7 +38,7 @@ def witness_store(settings: "TrainSettings | SweepSettings | WitnessSettings") -
 
 
 class S3Witness:
-    """A bucket of its own. The identity needs s3:ListBucket: without it a missing key is refused (403)."""
+    """A separate bucket. The identity needs s3:ListBucket: without it S3 answers 403 for a missing key."""
 
     def __init__(self, client: "S3Client", bucket: str) -> None:
         self._client, self._bucket = client, bucket
@@ -56,7 +56,7 @@ class S3Witness:
         try:
             return self._client.get_object(Bucket=self._bucket, Key=_checked(key))["Body"].read()
         except ClientError as problem:
-            # AWS answers NoSuchKey for a delete marker too, but then it was there and somebody removed it.
+            # AWS answers NoSuchKey for a delete marker too, but then the object existed and was removed.
             deleted = problem.response["ResponseMetadata"].get("HTTPHeaders", {}).get("x-amz-delete-marker")
             if problem.response["Error"]["Code"] == "NoSuchKey" and deleted != "true":
                 return None
@@ -64,7 +64,7 @@ class S3Witness:
 
 
 class DirectoryWitness:
-    """A directory that must exist: one that is not mounted is an error, not an empty witness."""
+    """A directory, which must exist: an unmounted one is an error, not an empty witness."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -74,8 +74,8 @@ class DirectoryWitness:
         if not path.parent.is_dir():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _sync(self._root)
-        # Written whole under another name, then linked: a link fails if the name exists, so nothing that is
-        # half written is ever seen and nothing is replaced.
+        # Written under a temporary name, then linked. A link fails if the name exists, so nothing is replaced
+        # and no incomplete file is visible.
         new = path.with_name(f".{uuid.uuid4().hex}")
         try:
             with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -100,7 +100,7 @@ class DirectoryWitness:
 
     def _path(self, key: str) -> Path:
         if not self._root.is_dir():
-            raise FileNotFoundError(f"the witness directory {self._root} is not there")
+            raise FileNotFoundError(f"the witness directory {self._root} does not exist")
         return self._root / _checked(key)
 
 

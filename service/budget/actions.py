@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from core import ledger
 from core.errors import Problem, WrongState
-from core.tables import Account, Dataset, Entry, Grant, Witness
+from core.tables import Account, Dataset, DatasetState, Entry, Grant, Witness
 from core.witness import charge_lost, refuse_altered, require_ledger_in_sync
 from service.auth import Principal
 from service.budget.schemas import AccountView, Acknowledgement, Chain, NewGrant, Recomputed, Reread
@@ -51,7 +51,11 @@ def visible(principal: Principal) -> Select[Account]:
     """
     if principal.is_admin:
         return select(Account)
-    worked_with = (Dataset.account_id == Account.id, principal.works_with_dataset(), Dataset.state == "ready")
+    worked_with = (
+        Dataset.account_id == Account.id,
+        principal.works_with_dataset(),
+        Dataset.state == DatasetState.READY,
+    )
     return select(Account).where(exists().where(*worked_with))
 
 

@@ -15,7 +15,7 @@ from core.faults import Fault
 from core.people import require_independent
 from core.settings import ServiceSettings
 from core.stores.uploads import PART_BYTES, Part, UploadGone, UploadStore
-from core.tables import Account, Dataset, Job, Review
+from core.tables import UNFINISHED_JOBS, Account, Dataset, DatasetState, Job, Review
 from service import quotas
 from service.auth import Principal
 from service.datasets.schemas import DatasetView, Decision, NewDataset, PartNumbers, Seal, UploadKey
@@ -56,7 +56,7 @@ class SharesPrivateRecords(Problem):
 def visible(principal: Principal, *, deleted: bool = False) -> Select[Dataset]:
     """Datasets of a curator and their team, or all for an admin; deleted ones only if asked for."""
     query = select(Dataset).where(principal.works_with_dataset())
-    return query if deleted else query.where(Dataset.state != "deleted")
+    return query if deleted else query.where(Dataset.state != DatasetState.DELETED)
 
 
 def find(session: Session, principal: Principal, id: uuid.UUID, *, deleted: bool = False) -> Dataset:
@@ -94,9 +94,9 @@ def view(session: Session, principal: Principal, row: Dataset) -> DatasetView:
 
 def ready(row: Dataset) -> Dataset:
     """Requires that the records were checked: only then does the dataset have an account to charge."""
-    if row.state == "held":
+    if row.state == DatasetState.HELD:
         raise WrongState("The dataset is held for review by an admin.", state=row.state)
-    if row.state != "ready":
+    if row.state != DatasetState.READY:
         raise WrongState("The dataset is not ready; seal it and wait for its check.", state=row.state)
     return row
 
@@ -117,7 +117,8 @@ def register(session: Session, principal: Principal, body: NewDataset, caps: Ser
         id=uuid.uuid4(), owner_id=principal.id, name=body.name,
         schema=body.data_schema.model_dump(mode="json"), nominal_size=body.nominal_size,
         relation=body.relation, epsilon=budget.epsilon, delta=budget.delta, order=order,
-        parent_id=body.parent, public=body.public, over_cap=over_cap, state="draft", causes=[], matches=[],
+        parent_id=body.parent, public=body.public, over_cap=over_cap,
+        state=DatasetState.DRAFT, causes=[], matches=[],
         # Random: text of a caller never becomes part of an object's address.
         object_key=f"datasets/{uuid.uuid4().hex}", created_at=datetime.now(UTC),
     )  # fmt: skip
@@ -137,14 +138,14 @@ def begin_upload(
 ) -> Dataset:
     """Begins an upload, or returns the one begun with this data key so that a client can resume it."""
     row = find_own(session, principal, id)
-    if row.state not in ("draft", "uploading"):
+    if row.state not in (DatasetState.DRAFT, DatasetState.UPLOADING):
         return require_uploading(row)
     if key is None:
         raise NotEncrypted(
             "Send key_id and wrapped_key: docs/api.md describes the format; sluice datasets upload does it."
         )
     wrapped = base64.b64decode(key.wrapped_key)
-    same = row.state == "uploading" and row.wrapped_key == wrapped and row.key_id == key.key_id
+    same = row.state == DatasetState.UPLOADING and row.wrapped_key == wrapped and row.key_id == key.key_id
     if same and not _expired(row, uploads):
         return row
     if key.key_id != current.id or len(wrapped) != current.wrapped_bytes:
@@ -153,8 +154,10 @@ def begin_upload(
     unchanged = update(Dataset).where(
         Dataset.id == id, Dataset.state == row.state, Dataset.upload_id.is_not_distinct_from(before)
     )
-    values = {"state": "uploading", "upload_id": upload, "key_id": key.key_id, "wrapped_key": wrapped}
-    begun = session.execute(unchanged.values(**values).returning(Dataset.id)).one_or_none()
+    begin = unchanged.values(
+        state=DatasetState.UPLOADING, upload_id=upload, key_id=key.key_id, wrapped_key=wrapped
+    )
+    begun = session.execute(begin.returning(Dataset.id)).one_or_none()
     session.commit()
     unused = upload if begun is None else before  # None: a concurrent request began one first
     if unused:
@@ -177,9 +180,9 @@ def _expired(row: Dataset, uploads: UploadStore) -> bool:
 
 
 def require_uploading(row: Dataset) -> Dataset:
-    if row.state == "draft":
+    if row.state == DatasetState.DRAFT:
         raise WrongState("No upload was begun; POST to /upload first.", state=row.state)
-    if row.state != "uploading":
+    if row.state != DatasetState.UPLOADING:
         raise WrongState("The content is sealed and cannot change; register a new dataset.", state=row.state)
     return row
 
@@ -220,7 +223,8 @@ def seal(
     row = find_own(session, principal, id)
     sha256 = bytes.fromhex(body.sha256)
     if row.sealed_at is not None and (row.sha256, row.size) == (sha256, body.size):
-        if row.state == "checking":  # a repeated request: the first may have been interrupted before this
+        # A repeated request: the first may have been interrupted before this.
+        if row.state == DatasetState.CHECKING:
             with suppress(UploadGone):
                 uploads.complete(row.object_key, row.upload_id or "", _arrived(row, body.size, uploads))
         return row
@@ -237,8 +241,8 @@ def seal(
     quotas.require_room(session, row, body.size, settings)
     sealed = (
         update(Dataset)
-        .where(Dataset.id == id, Dataset.state == "uploading", Dataset.upload_id == row.upload_id)
-        .values(state="checking", size=body.size, sha256=sha256, sealed_at=datetime.now(UTC))
+        .where(Dataset.id == id, Dataset.state == DatasetState.UPLOADING, Dataset.upload_id == row.upload_id)
+        .values(state=DatasetState.CHECKING, size=body.size, sha256=sha256, sealed_at=datetime.now(UTC))
     )
     if session.execute(sealed.returning(Dataset.id)).one_or_none() is None:
         raise WrongState("A concurrent request sealed or deleted the dataset; fetch it again.")
@@ -274,9 +278,9 @@ def _require_relation(account: Account, row: Dataset) -> None:
 
 def decide(session: Session, principal: Principal, id: uuid.UUID, body: Decision) -> Dataset:
     """Records an admin's decision about a held dataset; the train worker carries it out."""
-    query = select(Dataset).where(Dataset.id == id, Dataset.state != "deleted").with_for_update()
+    query = select(Dataset).where(Dataset.id == id, Dataset.state != DatasetState.DELETED).with_for_update()
     row = find_row(session, query, "dataset")
-    if row.state != "held":
+    if row.state != DatasetState.HELD:
         raise WrongState("Only a held dataset can be decided about.", state=row.state)
     if body.decision != "reject" or row.owner_id == principal.id:
         require_independent(session, row.owner_id, principal.id)
@@ -293,9 +297,9 @@ def decide(session: Session, principal: Principal, id: uuid.UUID, body: Decision
     session.add(review)
     session.flush()
     if body.decision == "reject":
-        row.state, row.fault = "rejected", Fault.NOT_ACCEPTED.value
+        row.state, row.fault = DatasetState.REJECTED, Fault.NOT_ACCEPTED.value
     else:
-        row.state = "checking"
+        row.state = DatasetState.CHECKING
     session.commit()
     return row
 
@@ -322,15 +326,15 @@ def delete(
         raise Invalid("Give a reason: add ?reason= to the URL. It is shown to the owner of the dataset.")
     # The row is locked before jobs are looked for: a starting job takes the same lock.
     session.refresh(row, with_for_update=True)
-    if row.state != "deleted":
+    if row.state != DatasetState.DELETED:
         uses = or_(Job.dataset_id == id, Job.source_id == id)
-        busy = session.scalars(select(Job.id).where(uses, Job.state.in_(quotas.UNFINISHED))).all()
+        busy = session.scalars(select(Job.id).where(uses, Job.state.in_(UNFINISHED_JOBS))).all()
         if busy:
             raise WrongState(
                 "Jobs use this dataset: wait for them, or cancel them with POST /v1/jobs/ID/cancel.",
                 jobs=[str(job) for job in busy],
             )
-        row.state, row.deleted_by, row.deletion_reason = "deleted", principal.id, reason
+        row.state, row.deleted_by, row.deletion_reason = DatasetState.DELETED, principal.id, reason
         session.commit()
         session.refresh(row)
     if row.upload_id and row.removed_at is None:

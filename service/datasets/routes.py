@@ -2,14 +2,14 @@
 
 import uuid
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from starlette.status import HTTP_201_CREATED, HTTP_202_ACCEPTED
 
 from core.queue import wake_worker
 from core.stores.uploads import PART_BYTES, SIGNED_SECONDS, UploadStore
-from core.tables import Dataset
+from core.tables import Dataset, DatasetState
 from service.auth import Admin, Curator, CuratorOrAdmin
 from service.datasets import actions
 from service.datasets.schemas import (
@@ -32,7 +32,6 @@ from sluice.envelope import WrappingKey
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"], route_class=Route)
 well_known = APIRouter(prefix="/.well-known", tags=["datasets"])
-State = Literal["draft", "uploading", "checking", "held", "ready", "rejected", "deleted"]
 Reason = Annotated[Text | None, Query(description="Required from an admin; shown to the owner.")]
 
 
@@ -54,11 +53,11 @@ def list_datasets(
     principal: CuratorOrAdmin,
     session: SessionDep,
     paging: Paging,
-    state: Annotated[State | None, Query()] = None,
+    state: Annotated[DatasetState | None, Query()] = None,
 ) -> Page[DatasetView]:
     """Your datasets and those of your team, newest first; admins see all. Deleted ones only with
     `state=deleted`."""
-    query = actions.visible(principal, deleted=state == "deleted")
+    query = actions.visible(principal, deleted=state == DatasetState.DELETED)
     if state is not None:
         query = query.where(Dataset.state == state)
     return paging.page(session, query, Dataset, partial(actions.view_all, session, principal))

@@ -13,7 +13,7 @@ from starlette.status import HTTP_202_ACCEPTED
 
 from core.errors import NotAuthenticated, NotFound
 from core.queue import wake_worker
-from core.tables import Job
+from core.tables import Job, JobState
 from service.auth import Curator, CuratorOrAdmin, credentials_of, identify
 from service.deps import Paging, SessionDep, media_types
 from service.idempotency import IdempotencyKey, run_idempotent, stored_reply
@@ -35,7 +35,6 @@ _EVENT = {
     },
 }
 _DIAGNOSTICS = media_types("application/jsonl", "image/svg+xml")
-State = Literal["queued", "running", "trained", "failed", "cancelled"]
 
 
 @quotes.post("")
@@ -69,7 +68,7 @@ def list_jobs(
     principal: CuratorOrAdmin,
     session: SessionDep,
     paging: Paging,
-    state: Annotated[State | None, Query()] = None,
+    state: Annotated[JobState | None, Query()] = None,
     dataset: Annotated[uuid.UUID | None, Query()] = None,
 ) -> Page[JobView]:
     """Jobs on your datasets and those of your team, newest first; an admin sees all."""

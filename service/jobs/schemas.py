@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import Field, create_model
 
-from core.tables import Job
+from core.tables import Job, JobState
 from service.schemas import Body, Finite, View, Whole
 from sluice.methods import PLANS
 from sluice.privacy.accountant import Accountant
@@ -165,7 +165,7 @@ class JobView(View):
 
 
 def _eta(row: Job) -> datetime | None:
-    if row.state != "running" or row.started_at is None or row.step == 0:
+    if row.state != JobState.RUNNING or row.started_at is None or row.step == 0:
         return None
     now = datetime.now(UTC)
     return now + (now - row.started_at) / row.step * (row.steps - row.step)

@@ -15,7 +15,18 @@ from sqlalchemy.orm import Session
 from core.errors import Forbidden, NotFound, Problem, WrongState
 from core.people import Role
 from core.stores.public import SIGNED_SECONDS, DownloadSigner, public_key, review_key
-from core.tables import Account, Approval, Dataset, Job, Person, Reader, Release, ReviewCopy
+from core.tables import (
+    Account,
+    Approval,
+    Dataset,
+    Job,
+    JobState,
+    Person,
+    Reader,
+    Release,
+    ReleaseState,
+    ReviewCopy,
+)
 from core.witness import require_ledger_in_sync
 from service.auth import Principal
 from service.deps import find_row
@@ -34,8 +45,8 @@ from service.releases.schemas import (
 )
 
 ATTESTATION = "attestation.json"
-PUBLISHED = ("published", "superseded")
-TOMBSTONES = ("withdrawing", "withdrawn")
+PUBLISHED = (ReleaseState.PUBLISHED, ReleaseState.SUPERSEDED)
+TOMBSTONES = (ReleaseState.WITHDRAWING, ReleaseState.WITHDRAWN)
 
 
 class AuthorCannotApprove(Problem):
@@ -100,17 +111,17 @@ def draft(session: Session, principal: Principal, body: NewRelease, *, reviewers
     """Requests a bundle. Sampling is post-processing and costs no budget, however often it is done."""
     require_ledger_in_sync(session)  # a release must not omit a charge that a restored database lacks
     job = find_job(session, principal, body.job)
-    if job.state != "trained":
+    if job.state != JobState.TRAINED:
         raise WrongState("Only a trained job can be released; wait for it to finish.", state=job.state)
     require_synthesizer(session, job.id)
     if body.supersedes is not None:
-        _require(_find_authored(session, principal, body.supersedes), "published")
+        _require(_find_authored(session, principal, body.supersedes), ReleaseState.PUBLISHED)
     row = Release(
         id=uuid.uuid4(), job_id=job.id, author_id=principal.id, name=body.name, note=body.note,
         licence=body.licence, count=body.count,
         seed=secrets.randbelow(2**53) if body.seed is None else body.seed, formats=sorted(set(body.formats)),
         audience=body.audience, reviewers=reviewers, supersedes=body.supersedes,
-        state="building", build=1, fence=0, done=0, created_at=datetime.now(UTC),
+        state=ReleaseState.BUILDING, build=1, fence=0, done=0, created_at=datetime.now(UTC),
     )  # fmt: skip
     if job.source_id is not None:
         if body.model_fields_set & {"count", "seed", "formats"}:
@@ -160,12 +171,12 @@ def approve(session: Session, principal: Principal, id: uuid.UUID, *, digest: st
         refusal = AuthorCannotApprove("Ask another member of your team, or an admin, to review it.")
         principal.require_second_person(session, row.author_id, refusal)
     row = _lock(session, id)
-    _require(row, "in_review", "approved")
+    _require(row, ReleaseState.IN_REVIEW, ReleaseState.APPROVED)
     if row.digest is None or row.digest.hex() != digest:
         raise AnotherBundle("The bundle was rebuilt since; review it again and approve its current digest.")
     approval = insert(Approval).values(release_id=id, digest=row.digest, person_id=principal.id, note=note)
     session.execute(approval.on_conflict_do_nothing())
-    row.state = "approved"
+    row.state = ReleaseState.APPROVED
     session.commit()
     return row
 
@@ -173,18 +184,18 @@ def approve(session: Session, principal: Principal, id: uuid.UUID, *, digest: st
 def rebuild(session: Session, principal: Principal, id: uuid.UUID) -> Release:
     """Has the bundle built again; approvals of the old bundle no longer count."""
     row = _lock_authored(session, principal, id)
-    _require(row, "in_review", "approved", "failed")
+    _require(row, ReleaseState.IN_REVIEW, ReleaseState.APPROVED, ReleaseState.FAILED)
     require_synthesizer(session, row.job_id)
-    row.state, row.fault, row.digest, row.done, row.build = "building", None, None, 0, row.build + 1
-    row.lease_until, row.attempts = None, 0
+    row.state, row.build, row.fault = ReleaseState.BUILDING, row.build + 1, None
+    row.digest, row.done, row.lease_until, row.attempts = None, 0, None, 0
     session.commit()
     return row
 
 
 def discard(session: Session, principal: Principal, id: uuid.UUID) -> Release:
     row = _lock_authored(session, principal, id)
-    _require(row, "building", "in_review", "approved", "failed")
-    row.state = "discarded"
+    _require(row, ReleaseState.BUILDING, ReleaseState.IN_REVIEW, ReleaseState.APPROVED, ReleaseState.FAILED)
+    row.state = ReleaseState.DISCARDED
     session.commit()
     return row
 
@@ -195,15 +206,15 @@ def publish(session: Session, principal: Principal, id: uuid.UUID) -> Release:
     row = _lock_authored(session, principal, id)
     if row.state in PUBLISHED:
         return row
-    if row.state == "publishing":  # if it failed, the publisher tries again
+    if row.state == ReleaseState.PUBLISHING:  # if it failed, the publisher tries again
         if row.fault is not None:
             row.attempts, row.lease_until = 0, None
             session.commit()
         return row
-    if row.state == "in_review":
+    if row.state == ReleaseState.IN_REVIEW:
         raise NotApproved("Ask another person to approve its digest first.")
-    _require(row, "approved")
-    row.state, row.lease_until, row.attempts = "publishing", None, 0
+    _require(row, ReleaseState.APPROVED)
+    row.state, row.lease_until, row.attempts = ReleaseState.PUBLISHING, None, 0
     session.commit()
     return row
 
@@ -213,8 +224,8 @@ def withdraw(session: Session, principal: Principal, id: uuid.UUID, *, reason: s
     row = _lock_authored(session, principal, id)
     if row.state in TOMBSTONES:
         return row
-    _require(row, "publishing", *PUBLISHED)
-    row.state, row.reason, row.withdrawn_at = "withdrawing", reason, datetime.now(UTC)
+    _require(row, ReleaseState.PUBLISHING, *PUBLISHED)
+    row.state, row.reason, row.withdrawn_at = ReleaseState.WITHDRAWING, reason, datetime.now(UTC)
     row.lease_until, row.attempts = None, 0
     session.commit()
     return row
@@ -265,7 +276,7 @@ def review_downloads(
     They are samples of a model whose training was charged, so reading them costs no budget.
     """
     row = _find_to_review(session, principal, id)
-    if row.state not in ("in_review", "approved") or row.digest is None:
+    if row.state not in (ReleaseState.IN_REVIEW, ReleaseState.APPROVED) or row.digest is None:
         raise WrongState("No bundle is under review; use /downloads for a published one.", state=row.state)
     if session.get(ReviewCopy, (id, row.build, row.digest)) is None:
         raise WrongState("It was built before bundles were kept for review; rebuild it.", state=row.state)

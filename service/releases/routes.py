@@ -4,7 +4,7 @@ import base64
 import hashlib
 import uuid
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from sqlalchemy import Engine, select
@@ -13,7 +13,7 @@ from starlette.status import HTTP_202_ACCEPTED, HTTP_204_NO_CONTENT, HTTP_304_NO
 
 from core.errors import NotFound
 from core.queue import wake_worker
-from core.tables import Release, Revocations, SigningKey
+from core.tables import Release, ReleaseState, Revocations, SigningKey
 from service import audit
 from service.auth import Anyone, Curator, CuratorOrAdmin, Principal
 from service.deps import Paging, SessionDep, media_types
@@ -36,10 +36,6 @@ from service.schemas import Page, SearchText
 
 router = APIRouter(prefix="/v1/releases", tags=["releases"], route_class=Route)
 well_known = APIRouter(prefix="/.well-known", tags=["releases"])
-State = Literal[
-    "building", "in_review", "approved", "publishing", "published", "superseded", "withdrawing", "withdrawn",
-    "discarded", "failed",
-]  # fmt: skip
 
 
 @router.post("", status_code=HTTP_202_ACCEPTED)
@@ -63,7 +59,7 @@ def list_releases(
     session: SessionDep,
     paging: Paging,
     search: Annotated[SearchText | None, Query()] = None,
-    state: Annotated[State | None, Query()] = None,
+    state: Annotated[ReleaseState | None, Query()] = None,
     job: Annotated[uuid.UUID | None, Query()] = None,
 ) -> Page[ReleaseView]:
     """Releases published to you and releases of datasets you work with, newest first."""

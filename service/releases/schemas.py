@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from core.tables import Account, Dataset, Release
+from core.tables import Account, Dataset, Release, ReleaseState
 from service.jobs.schemas import Readings
 from service.schemas import Body, Budget, Note, Text, View, Whole
 from sluice.privacy.relation import Relation
@@ -140,7 +140,7 @@ class ReleaseView(View):
     @classmethod
     def of(cls, row: Release, approvals: list[ApprovalView] | None) -> "ReleaseView":
         """`approvals` is None for people who do not work on the release; the job is hidden from them too."""
-        withdrawn = row.state in ("withdrawing", "withdrawn")
+        withdrawn = row.state in (ReleaseState.WITHDRAWING, ReleaseState.WITHDRAWN)
         together = owners.together(row.privacy) if row.privacy else None
         return cls.from_row(
             row, kind="images" if row.formats else "classifier",

@@ -384,7 +384,7 @@ def test_too_little_budget_says_what_would_fit(site, sluice, plan):
     assert problem["slug"] == "budget-exceeded"
     assert problem["asked"]["cost"] > problem["left"]["cost"]
     lines = err.splitlines()
-    assert lines[0].startswith("sluice: The budget does not allow this: ")
+    assert lines[0].startswith("sluice: Not enough budget left: ")
     assert any(line == f"  largest epsilon: {problem['largest_epsilon']:.6g}" for line in lines)
 
 

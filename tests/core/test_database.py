@@ -1,5 +1,6 @@
 """What the database itself refuses, whoever asks: rewriting the ledger, overspending, overreaching."""
 
+import re
 import uuid
 
 import psycopg
@@ -9,6 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 import core.database
+from core.tables import DatasetState, JobState, ReleaseState
 from tests.conftest import new_database
 
 ACCOUNT = """INSERT INTO accounts (id, relation, epsilon, delta, renyi_order, capacity, head)
@@ -414,6 +416,16 @@ def test_migrating_twice_changes_nothing_and_an_unknown_revision_is_refused(serv
             owner.execute("UPDATE alembic_version SET version_num = %s", [revision])
         with pytest.raises(UnknownRevision, match=f"revision {revision}.*{way_out}"):
             migrate(database("owner"), {})
+
+
+@pytest.mark.parametrize(
+    ("constraint", "states"),
+    [("datasets_state", DatasetState), ("jobs_state", JobState), ("releases_state", ReleaseState)],
+)
+def test_the_states_of_a_row_are_those_of_its_enum(owner, constraint, states):
+    query = "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = %s"
+    [definition] = owner.execute(query, [constraint]).fetchone()
+    assert sorted(re.findall(r"'(\w+)'", definition)) == sorted(states)
 
 
 def test_the_models_describe_the_tables_that_migrations_make(database):

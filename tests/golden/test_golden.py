@@ -284,8 +284,14 @@ def test_the_rest_document_has_every_route_and_field_it_had(monkeypatch):
     now, before = create_app(ServiceSettings()).openapi(), golden("openapi.json")
     for path, methods in before["paths"].items():
         assert set(methods) <= set(now["paths"].get(path, {})), path
-    schemas = {
-        name: set(schema.get("properties", {})) for name, schema in now["components"]["schemas"].items()
-    }
+    schemas = [
+        (_plain(name), set(schema.get("properties", {})))
+        for name, schema in now["components"]["schemas"].items()
+    ]
     for name, fields in before["schemas"].items():
-        assert set(fields) <= schemas.get(name, set()), name
+        assert any(_plain(name) == other and set(fields) <= there for other, there in schemas), name
+
+
+def _plain(name):
+    """Without the module that FastAPI adds where two classes have the same name."""
+    return name.rpartition("__")[2]
