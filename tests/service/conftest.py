@@ -1,4 +1,4 @@
-"""A house full of people for each file of tests."""
+"""One running service with people in it for each test module."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from tests.service.house import House, opened
 
 @pytest.fixture(scope="session", autouse=True)
 def _hang_up() -> Iterator[None]:
-    """Bells keep their lines to the queue for as long as a process lives."""
+    """Celery keeps its connections to the queue as long as the process lives."""
     yield
     pools.reset()
 
@@ -27,6 +27,6 @@ def shared_house(servers: Servers) -> Iterator[House]:
 
 @pytest.fixture
 def house(shared_house: House) -> House:
-    """Admins, curators, an analyst and three who may not; the sweeper has just been here."""
+    """Admins, curators, an analyst and three people without access; the ledger was compared just now."""
     shared_house.witnessed()
     return shared_house

@@ -1,4 +1,4 @@
-"""A served service with people in it: what the tests of HTTP share."""
+"""A running service with people in it, shared by the tests of HTTP."""
 
 import base64
 import hashlib
@@ -7,7 +7,7 @@ import secrets
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -40,7 +40,7 @@ STATED = {"epsilon": {"renyi": 1.0, "pld": 0.9}, "delta": 1e-6, "relation": "add
 
 @dataclass(frozen=True)
 class Caller:
-    """Somebody with a key, and a client that sends it."""
+    """A person with a key, and a client that sends it."""
 
     name: str
     id: uuid.UUID
@@ -95,7 +95,7 @@ class House:
     # -- people
 
     def person(self, role: str, name: str | None = None) -> Caller:
-        """Somebody new, with a key."""
+        """Adds a person with a key."""
         name = name or f"{role}-{uuid.uuid4().hex[:8]}"
         with self.session("owner") as session:
             person = add_person(session, name=name, role=Role(role))
@@ -104,7 +104,7 @@ class House:
         return self.caller(name, id, key)
 
     def invited(self, by: Caller, role: str, confirmed_by: Caller | None = None) -> Caller:
-        """Somebody whom an admin added over HTTP, with the key that the invitation gave."""
+        """A person whom an admin added over HTTP, with the key from the invitation."""
         added = by.post("/v1/admin/people", json={"name": f"i{uuid.uuid4().hex}", "role": role}).json()
         invitation = added["invitation"]
         if confirmed_by:
@@ -154,18 +154,18 @@ class House:
             return done.fetchall() if done.description else []
 
     def witnessed(self) -> None:
-        """The sweeper was here just now, and all was level."""
+        """Records that the sweeper compared ledger and witness just now and found no difference."""
         self.sql("UPDATE witness SET checked_at = clock_timestamp(), behind = NULL", role="sweep")
 
     def sweep(self) -> None:
-        """A real comparison with the witness, as the sweeper makes it."""
+        """Compares ledger and witness as the sweeper does."""
         engine = connect(self.url("sweep"), pool_size=1)
         with Session(engine) as session, session.begin():
             compare(session, WitnessLog(self.witness))
         engine.dispose()
 
     def checked(self, dataset: str, *, report: dict[str, Any] | None = None, few: bool = False) -> str | None:
-        """The private side read the records; here they are known if the same file is. Gives the state."""
+        """Binds a dataset as the train worker does, by the hash of its file. Returns the new state."""
         id = uuid.UUID(dataset)
         known = self.sql(
             "SELECT id FROM datasets WHERE sha256 = (SELECT sha256 FROM datasets WHERE id = %s) AND id <> %s"
@@ -192,7 +192,7 @@ class House:
             engine.dispose()
 
     def accepted(self, dataset: str, **decision: Any) -> dict[str, Any]:
-        """A held dataset that an admin decided about, and the private side made ready."""
+        """Has an admin accept a held dataset and the train worker bind it."""
         body = {"decision": "accept", "reason": "other people"} | decision
         answer = self.admin.post(f"/v1/datasets/{dataset}/review", json=body)
         assert answer.status_code == 202, answer.text
@@ -200,7 +200,7 @@ class House:
         return self.admin.get(f"/v1/datasets/{dataset}").json()
 
     def job_row(self, job: str, **values: Any) -> None:
-        """The worker writes what a worker may write."""
+        """Updates a job with the database role of the train worker."""
         names = ", ".join(f"{name} = %s" for name in values)
         self.sql(f"UPDATE jobs SET {names} WHERE id = %s", *values.values(), job, role="train")
 
@@ -213,12 +213,12 @@ class House:
         return answer.json()
 
     def begin(self, who: Caller, id: str, key: bytes = bytes(384)) -> httpx.Response:
-        """Begins an upload. The service cannot tell a wrapped key from any bytes of its length."""
+        """Begins an upload. The service cannot tell a wrapped key from other bytes of that length."""
         body = {"key_id": self.app.state.upload_key.id, "wrapped_key": base64.b64encode(key).decode()}
         return who.post(f"/v1/datasets/{id}/upload", json=body)
 
     def upload(self, who: Caller, id: str, *parts: bytes) -> None:
-        """Sends parts through signed addresses, as a client would."""
+        """Sends parts to signed URLs, as a client does."""
         assert self.begin(who, id).status_code == 200
         numbers = list(range(1, len(parts) + 1))
         signed = who.post(f"/v1/datasets/{id}/upload/urls", json={"numbers": numbers}).json()["parts"]
@@ -238,7 +238,7 @@ class House:
         return answer.json()
 
     def ready(self, who: Caller, content: bytes | None = None, **others: Any) -> dict[str, Any]:
-        """A dataset with an account, checked and open for jobs."""
+        """A checked dataset with an account, ready for jobs."""
         dataset = self.sealed(who, content, **others)
         if self.checked(dataset["id"]) == "held":
             self.accepted(dataset["id"])
@@ -249,7 +249,7 @@ class House:
         return who.post("/v1/jobs", json=body, headers={"Idempotency-Key": key} if key else {})
 
     def trained(self, who: Caller, dataset: str, **others: Any) -> str:
-        """A job that a worker claimed, opened, finished and settled, as a train worker does."""
+        """A job that was claimed, trained and settled as by a train worker."""
         return self.finish(self.job(who, dataset, **others).json()["id"])
 
     def finish(self, job: str) -> str:
@@ -266,7 +266,7 @@ class House:
         return answer.json()
 
     def built(self, release: str, digest: bytes | None = None, privacy: dict[str, Any] | None = None) -> str:
-        """The publisher made a bundle; gives its digest."""
+        """Records a bundle as the publisher does; returns its digest."""
         digest = digest or os.urandom(32)
         files = [{"path": "manifest.json", "size": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}]
         self.sql(
@@ -280,7 +280,7 @@ class House:
         return digest.hex()
 
     def put(self, release: str) -> None:
-        """The publisher put the approved bundle on the shelf."""
+        """Records a release as published, as the publisher does."""
         self.sql(
             "UPDATE releases SET state = 'published', attestation = '{}', published_at = now() WHERE id = %s",
             release, role="publish",
@@ -295,27 +295,26 @@ class House:
         return who.get(f"/v1/releases/{id}").json()
 
     def balance(self, account: str) -> dict[str, int]:
-        """Straight from the table."""
+        """The balance as stored in the table."""
         found = self.sql("SELECT capacity, held, settled FROM accounts WHERE id = %s", account)
         return dict(zip(("capacity", "held", "settled"), found[0], strict=True))
 
 
 @contextmanager
 def opened(servers: Servers, **settings: Any) -> Iterator[House]:
-    """A house of its own, with everybody in it."""
+    """A service of its own with its people."""
     with fresh_database(servers) as url, tempfile.TemporaryDirectory() as witness:
         engine = connect(url("service"), pool_size=2)
         # Every caller here has one address; tests/service/test_overload.py sets its limits itself.
         chosen = settings_for(servers, url, **{"anonymous_per_minute": 1_000_000} | settings)
         app = create_app(chosen)
-        with served(app) as anonymous:
+        with served(app) as anonymous, ExitStack() as closing:
             house = House(servers, url, chosen, app, anonymous, engine, DirectoryWitness(Path(witness)))
+            closing.callback(engine.dispose)
+            closing.callback(lambda: [client.close() for client in house._clients])
             house.populate()
             house.witnessed()
             yield house
-            for client in house._clients:
-                client.close()
-        engine.dispose()
 
 
 def new_key() -> str:
