@@ -13,18 +13,7 @@ from core.tables import Invitation, Key, Person
 from service import audit
 from service.auth import Admin, Anyone, credentials_of
 from service.deps import Paging, SessionDep, find_row
-from service.people import actions
-from service.people.schemas import (
-    AddedPerson,
-    FreshInvitation,
-    FreshKey,
-    InvitationView,
-    KeyView,
-    NewKey,
-    NewPerson,
-    PersonView,
-    Redeem,
-)
+from service.people import actions, schemas
 from service.routing import Route
 from service.schemas import Page
 
@@ -32,7 +21,7 @@ router = APIRouter(tags=["people"], route_class=Route)
 
 
 @router.post("/v1/invitations/redeem", status_code=HTTP_201_CREATED)
-def redeem(body: Redeem, session: SessionDep, request: Request) -> FreshKey:
+def redeem(body: schemas.Redeem, session: SessionDep, request: Request) -> schemas.FreshKey:
     """Redeem an invitation for a key. It works once; keys you had before are revoked."""
     try:
         key, text = people.redeem(session, body.invitation, label=body.label, days=body.days)
@@ -47,18 +36,18 @@ def redeem(body: Redeem, session: SessionDep, request: Request) -> FreshKey:
 
 
 @router.get("/v1/me")
-def me(principal: Anyone, session: SessionDep) -> PersonView:
+def me(principal: Anyone, session: SessionDep) -> schemas.PersonView:
     """The person you are signed in as."""
-    return PersonView.of(session.get_one(Person, principal.id))
+    return schemas.PersonView.of(session.get_one(Person, principal.id))
 
 
 @router.get("/v1/me/keys")
-def own_keys(principal: Anyone, session: SessionDep) -> list[KeyView]:
+def own_keys(principal: Anyone, session: SessionDep) -> list[schemas.KeyView]:
     return actions.keys_of(session, principal.id)
 
 
 @router.post("/v1/me/keys", status_code=HTTP_201_CREATED)
-def add_own_key(body: NewKey, _: Anyone, session: SessionDep, request: Request) -> FreshKey:
+def add_own_key(body: schemas.NewKey, _: Anyone, session: SessionDep, request: Request) -> schemas.FreshKey:
     """Add a key of your own. It is shown in this response only."""
     return _fresh_key(
         *actions.add_own_key(session, credentials_of(request), label=body.label, days=body.days)
@@ -72,24 +61,26 @@ def revoke_own_key(id: uuid.UUID, principal: Anyone, session: SessionDep) -> Non
 
 
 @router.post("/v1/admin/people", status_code=HTTP_201_CREATED)
-def add(body: NewPerson, principal: Admin, session: SessionDep) -> AddedPerson:
+def add(body: schemas.NewPerson, principal: Admin, session: SessionDep) -> schemas.AddedPerson:
     """Add and invite a person. The invitation of an admin has to be confirmed by an independent admin."""
     return actions.add_person(session, principal, body)
 
 
 @router.get("/v1/admin/people")
-def list_people(_: Admin, session: SessionDep, paging: Paging) -> Page[PersonView]:
-    return paging.page(session, select(Person), Person, lambda rows: [PersonView.of(row) for row in rows])
+def list_people(_: Admin, session: SessionDep, paging: Paging) -> Page[schemas.PersonView]:
+    return paging.page(
+        session, select(Person), Person, lambda rows: [schemas.PersonView.of(row) for row in rows]
+    )
 
 
 @router.post("/v1/admin/people/{id}/disable")
-def disable(id: uuid.UUID, principal: Admin, session: SessionDep) -> PersonView:
+def disable(id: uuid.UUID, principal: Admin, session: SessionDep) -> schemas.PersonView:
     """Disable a person, and revoke invitations by and for them. A new invitation enables them again."""
     return actions.disable(session, principal, id)
 
 
 @router.post("/v1/admin/people/{id}/invitations", status_code=HTTP_201_CREATED)
-def invite(id: uuid.UUID, principal: Admin, session: SessionDep) -> FreshInvitation:
+def invite(id: uuid.UUID, principal: Admin, session: SessionDep) -> schemas.FreshInvitation:
     """Invite a person again who lost their key or was disabled. Redeeming it revokes their other keys."""
     return actions.invite(session, principal, id)
 
@@ -97,14 +88,14 @@ def invite(id: uuid.UUID, principal: Admin, session: SessionDep) -> FreshInvitat
 @router.get("/v1/admin/invitations")
 def list_invitations(
     _: Admin, session: SessionDep, paging: Paging, person: Annotated[uuid.UUID | None, Query()] = None
-) -> Page[InvitationView]:
+) -> Page[schemas.InvitationView]:
     """Newest first: who invited whom, and how often a used invitation was tried again."""
     query = select(Invitation) if person is None else select(Invitation).where(Invitation.person_id == person)
     return paging.page(session, query, Invitation, actions.view_invitations)
 
 
 @router.post("/v1/admin/invitations/{id}/confirm")
-def confirm(id: uuid.UUID, principal: Admin, session: SessionDep) -> FreshInvitation:
+def confirm(id: uuid.UUID, principal: Admin, session: SessionDep) -> schemas.FreshInvitation:
     """Confirm another admin's invitation of an admin. The invitation is shown in this response only."""
     return actions.confirm_invitation(session, principal, id)
 
@@ -116,7 +107,7 @@ def withdraw(id: uuid.UUID, _: Admin, session: SessionDep) -> None:
 
 
 @router.get("/v1/admin/people/{id}/keys")
-def list_keys(id: uuid.UUID, _: Admin, session: SessionDep) -> list[KeyView]:
+def list_keys(id: uuid.UUID, _: Admin, session: SessionDep) -> list[schemas.KeyView]:
     return actions.keys_of(session, find_row(session, select(Person).where(Person.id == id), "person").id)
 
 
@@ -126,5 +117,5 @@ def revoke(id: uuid.UUID, _: Admin, session: SessionDep) -> None:
     actions.revoke_key(session, id)
 
 
-def _fresh_key(row: Key, text: str) -> FreshKey:
-    return FreshKey(id=row.id, key=text, expires_at=row.expires_at.astimezone(UTC))
+def _fresh_key(row: Key, text: str) -> schemas.FreshKey:
+    return schemas.FreshKey(id=row.id, key=text, expires_at=row.expires_at.astimezone(UTC))

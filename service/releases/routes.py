@@ -96,9 +96,7 @@ def review_downloads(
 ) -> Downloads:
     """Signed URLs of files of the bundle under review, for its author and its reviewers."""
     signed = actions.review_downloads(session, principal, id, body.paths, request.app.state.downloads)
-    session.close()
-    audit.record_download(request, body.paths)
-    return signed
+    return _record(request, session, body.paths, signed)
 
 
 @router.post("/{id}/approve")
@@ -112,25 +110,20 @@ def approve(id: uuid.UUID, body: Approve, principal: CuratorOrAdmin, session: Se
 @router.post("/{id}/rebuild", status_code=HTTP_202_ACCEPTED)
 def rebuild(id: uuid.UUID, principal: Curator, session: SessionDep, request: Request) -> ReleaseView:
     """Build the bundle again; approvals of the old one no longer count."""
-    row = actions.rebuild(session, principal, id)
-    _wake_publisher(request, id)
-    return _view(session, principal, row)
+    return _wake_and_view(request, session, principal, actions.rebuild(session, principal, id))
 
 
 @router.post("/{id}/discard")
 def discard(id: uuid.UUID, principal: CuratorOrAdmin, session: SessionDep, request: Request) -> ReleaseView:
     """Discard a release that was never published."""
-    row = actions.discard(session, principal, id)
-    _wake_publisher(request, id)  # the publisher removes the copy for review
-    return _view(session, principal, row)
+    # The publisher removes the copy for review.
+    return _wake_and_view(request, session, principal, actions.discard(session, principal, id))
 
 
 @router.post("/{id}/publish", status_code=HTTP_202_ACCEPTED)
 def publish(id: uuid.UUID, principal: Curator, session: SessionDep, request: Request) -> ReleaseView:
     """Sign an approved bundle and make it available for download."""
-    row = actions.publish(session, principal, id)
-    _wake_publisher(request, id)
-    return _view(session, principal, row)
+    return _wake_and_view(request, session, principal, actions.publish(session, principal, id))
 
 
 @router.post("/{id}/withdraw", status_code=HTTP_202_ACCEPTED)
@@ -139,8 +132,7 @@ def withdraw(
 ) -> ReleaseView:
     """Withdraw a release: downloads stop, the revocation list names it, its cost stays spent."""
     row = actions.withdraw(session, principal, id, reason=body.reason)
-    _wake_publisher(request, id)
-    return _view(session, principal, row)
+    return _wake_and_view(request, session, principal, row)
 
 
 @router.post("/{id}/readers")
@@ -160,9 +152,7 @@ def downloads(
 ) -> Downloads:
     """Signed URLs of these files, valid for 15 minutes. Request new ones when they have expired."""
     signed = actions.downloads(session, principal, id, body.paths, request.app.state.downloads)
-    session.close()
-    audit.record_download(request, body.paths)
-    return signed
+    return _record(request, session, body.paths, signed)
 
 
 @well_known.get("/sluice-keys.json", response_model=KeysView)
@@ -207,6 +197,18 @@ def _cacheable(request: Request, content: bytes) -> Response:
 
 def _view(session: SessionDep, principal: Principal, row: Release) -> ReleaseView:
     return actions.view_all(session, principal, [row])[0]
+
+
+def _wake_and_view(request: Request, session: SessionDep, principal: Principal, row: Release) -> ReleaseView:
+    _wake_publisher(request, row.id)
+    return _view(session, principal, row)
+
+
+def _record(request: Request, session: SessionDep, paths: list[str], signed: Downloads) -> Downloads:
+    """Writes the file names to the audit log before the URLs are sent."""
+    session.close()
+    audit.record_download(request, paths)
+    return signed
 
 
 def _wake_publisher(request: Request, id: uuid.UUID) -> None:

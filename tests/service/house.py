@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import psycopg
+import pytest
 from fastapi import FastAPI
 from psycopg.types.json import Jsonb
 from sqlalchemy import Engine
@@ -315,6 +316,15 @@ def opened(servers: Servers, **settings: Any) -> Iterator[House]:
             house.populate()
             house.witnessed()
             yield house
+
+
+@contextmanager
+def signed_earlier(seconds: float) -> Iterator[None]:
+    """URLs signed meanwhile bear a signing time this many seconds in the past."""
+    with pytest.MonkeyPatch.context() as patch:
+        earlier = datetime.now(UTC) - timedelta(seconds=seconds)
+        patch.setattr("botocore.auth.get_current_datetime", lambda: earlier)
+        yield
 
 
 def new_key() -> str:

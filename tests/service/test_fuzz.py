@@ -41,7 +41,7 @@ def tried(servers):
 def explore(
     house: House, account: str, role: str, at: Path, *, examples: int, phases: str, refused: str = ""
 ) -> str:
-    """Runs Schemathesis as a caller and returns its output. `refused` configures operations of other roles."""
+    """Runs Schemathesis and returns its output. `refused` configures operations of other roles."""
     config = at / "schemathesis.toml"
     others = [
         f"{verb} {path}" for (verb, path), roles in house.app.state.permissions.items() if role not in roles
