@@ -52,6 +52,10 @@ def pytest_configure(config: pytest.Config) -> None:
         _run.append(stack.Run())
         # Before torch is imported, and for every process that a test starts: tests run on all cores already.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Requests of tests that name no limit: a busy machine may need more than httpx's 5 s.
+    vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(
+        dict.fromkeys(("connect", "read", "write", "pool"), 300)
+    )
 
 
 def pytest_configure_node(node: Any) -> None:
@@ -144,7 +148,7 @@ def served(app: FastAPI) -> Iterator[httpx.Client]:
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=30) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=300) as client:
             yield client
     finally:
         server.should_exit = True
