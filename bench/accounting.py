@@ -16,7 +16,8 @@ from sluice.methods import Plan, Target
 from sluice.methods.dpgan import DPGANPlan
 from sluice.methods.gswgan import GSWGANPlan
 from sluice.methods.sinkhorn import SinkhornPlan
-from sluice.methods.swd import SWDOneShotPlan, SWDPlan
+from sluice.methods.swd import SWDPlan
+from sluice.methods.swd_one_shot import SWDOneShotPlan
 from sluice.privacy.accountant import Accountant, cost
 from sluice.privacy.events import Geometry, PoissonGaussian, Query, Rotation, SlicedProjection
 from sluice.privacy.relation import Relation
@@ -79,7 +80,7 @@ def warm_quotes() -> dict[str, float]:
     """Times, in one process with everything imported, a quote of a cached plan and one of a new plan."""
     from sluice.cli.pricing import Terms
 
-    quote, event = Terms(None, 1e-5, "add_remove", None).figures, EVENTS["dpgan"]
+    quote, event = Terms(None, 1e-5, Relation.ADD_REMOVE, None).figures, EVENTS["dpgan"]
     quote([event(0)])
     return {
         "quote warm, same plan": seconds(lambda: quote([event(0)])),

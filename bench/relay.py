@@ -16,8 +16,7 @@ import torch
 
 from bench import classifiers
 from bench.utility import Images, read
-from sluice.cli.jobs import GOOD
-from sluice.methods import Target
+from sluice.methods import METHODS, PublicFacts, Target
 from sluice.methods.gswgan import GSWGANPlan, GSWGANRecipe
 from sluice.privacy.accountant import Accountant
 from sluice.privacy.relation import Relation
@@ -29,7 +28,8 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 def trained(shares: list[Images], rounds: int, target: Target) -> GSWGANTraining:
     """Trains turn by turn; the turns of an owner together cost the target."""
-    usual = GOOD["gswgan"] | {"recipe": GSWGANRecipe.preset("fast-cpu")}
+    facts = PublicFacts(kind="image", records=sum(map(len, shares)))
+    usual = METHODS[GSWGANPlan.kind].defaults(facts, target) | {"recipe": GSWGANRecipe.preset("fast-cpu")}
     parts, steps = usual["parts"] // len(shares), usual["steps"] // len(shares)
     whole = GSWGANPlan(**usual | {"parts": parts, "panel": parts, "steps": steps}).calibrated(target)
     turn, run = replace(whole, steps=steps // rounds), None

@@ -34,10 +34,8 @@ from torch import Tensor
 
 from bench import classifiers, distance
 from core.schema import ImageSchema
-from sluice.cli.jobs import GOOD, sized
-from sluice.cli.pricing import plan_of
 from sluice.generators.image import ImageSynthesizer, Sample
-from sluice.methods import PLANS, Plan, Target
+from sluice.methods import METHODS, Output, Plan, PublicFacts, Target, plan_from_options
 from sluice.privacy.accountant import Accountant
 from sluice.privacy.relation import Relation
 from worker.mechanisms.noise import SecureRng
@@ -49,17 +47,7 @@ SAMPLES = 60_000
 TRIAL_STEPS = 5
 
 Body = dict[str, Any]
-
-# Settings of each method, from `sluice train` or its paper, with the recipe of the same name if there is one.
-# `batch` stands for the rate with that expected batch size.
-PAPER: dict[str, Body] = {
-    "atlas": {},
-    "dpgan": {"batch": 512, "steps": 174_000},
-    "gswgan": {"parts": 1000, "steps": 20_000},
-    "sinkhorn": {"batch": 50, "steps": 160_000, "clipping": "joint", "images": 50},
-    "swd": {"batch": 100, "steps": 60_100, "dim": 28 * 28 + 10},
-    "swd_one_shot": {"directions": 3000},
-}
+MNIST_SCHEMA = {"kind": "image", "height": 28, "width": 28, "channels": 1, "classes": range(10)}
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,22 +103,21 @@ class Asked:
 
 def plan_for(asked: Asked, records: int, steps: int | None = None) -> Plan:
     """The preset's plan with the least noise that meets the target."""
-    cls = PLANS[asked.method]
-    body = dict(PAPER[asked.method] if asked.preset == "paper" else GOOD.get(asked.method, {}))
-    body = sized(body, records, {"height": 28, "width": 28, "channels": 1, "classes": range(10)})
-    if {"sampling_prob", "records"} & {field.name for field in fields(cls)}:
-        body["records"] = records
-    if cls.recipes is not None:
-        body["recipe"] = asked.preset
-    if steps is not None:
-        body["steps"] = steps
+    method, facts = METHODS[asked.method], PublicFacts.of(MNIST_SCHEMA, records)
     target = Target(
         epsilon=asked.epsilon,
         delta=asked.delta,
         relation=Relation.ADD_REMOVE,
         accountant=Accountant.RENYI,
     )
-    return plan_of(asked.method, body).calibrated(target)
+    names = {field.name for field in fields(method.plan)}
+    sampled: Body = {"records": records} if {"sampling_prob", "records"} & names else {}
+    body = sampled | (method.paper if asked.preset == "paper" else method.defaults(facts, target))
+    if method.plan.recipes is not None:
+        body["recipe"] = asked.preset
+    if steps is not None:
+        body["steps"] = steps
+    return plan_from_options(asked.method, body).calibrated(target)
 
 
 def fitting_steps(asked: Asked, train: Images, device: str) -> int | None:
@@ -320,7 +307,8 @@ def main() -> None:
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     parser.add_argument("--data", type=listed(FOLDERS), required=True, help=f"some of {', '.join(FOLDERS)}")
     parser.add_argument("--data-dir", type=Path, default=beside, help="has mnist/ and fashion-mnist/")
-    parser.add_argument("--method", type=listed(PAPER), required=True, help=f"some of {', '.join(PAPER)}")
+    names = [name for name, method in METHODS.items() if method.makes is Output.SAMPLES]
+    parser.add_argument("--method", type=listed(names), required=True, help=f"some of {', '.join(names)}")
     parser.add_argument("--preset", default="fast-cpu")
     parser.add_argument("--epsilon", type=listed(of=float), default="10")
     parser.add_argument("--delta", type=float, default=1e-5)

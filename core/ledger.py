@@ -21,7 +21,8 @@ from sluice.privacy.account import capacity as capacity_of
 from sluice.privacy.accountant import cost as cost_of
 from sluice.privacy.events import Event
 from sluice.privacy.relation import Relation
-from sluice.release.balance import GENESIS, Balance, Broken, digest, fold
+from sluice.release.chain import GENESIS, Broken
+from sluice.release.ledger import Balance, digest, fold
 
 
 class BudgetExceeded(Problem):

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.serialization import load_der_public_key
 
 from core import kms
 from core.settings import KMS, PKCS11, decoded_seed
-from sluice.release.attest import SeedSigner, Signer, key_id
+from sluice.release.statement import SeedSigner, Signer, key_id
 
 if TYPE_CHECKING:
     from core.settings import PublishSettings

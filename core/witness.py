@@ -21,7 +21,7 @@ from core.ledger import Move
 from core.stores.witness import WitnessStore
 from core.tables import UNFINISHED_JOBS, Account, Entry, Job, JobState, Witness
 from sluice.privacy.relation import Relation
-from sluice.release.balance import Balance
+from sluice.release.ledger import Balance
 
 FRESH = timedelta(seconds=60)
 # Every 100th entry holds all accounts, so that a process that starts reads at most 100 of them.

@@ -21,7 +21,7 @@ from typing import Any, Self
 from local.drawn import SIZE, draw
 from local.stack import Stack
 from sluice.cli.connection import bar, output
-from sluice.cli.jobs import BEST, default_plan, follow, readings, show_quote
+from sluice.cli.jobs import follow, readings, show_quote
 from sluice.cli.releases import show_one as show_release
 from sluice.cli.verify import show as show_verified
 from sluice.client.api import Json, Sluice
@@ -42,7 +42,7 @@ class Settings:
     images: int = 20_000
     epsilon: float = 10.0
     samples: int = 10_000
-    method: str = BEST
+    method: str | None = None  # the recommended one
     options: Json = field(default_factory=lambda: {"recipe": "demo"})
 
 
@@ -136,14 +136,15 @@ class Demo:
 
     def train(self) -> None:
         with self.stage(f"She asks what a training within epsilon {self.settings.epsilon:g} would cost"):
-            plan = default_plan(
-                self.settings.method, self.dataset, self.settings.options, self.settings.epsilon
-            )
-            target = {"epsilon": self.settings.epsilon}
-            quote = self.curator.quote(self.dataset["id"], plan, target=target)
+            request: Json = {
+                "method": self.settings.method,
+                "options": self.settings.options,
+                "target": {"epsilon": self.settings.epsilon},
+            }
+            quote = self.curator.quote(self.dataset["id"], **request)
             show_quote(quote)
         with self.stage("The budget is charged; then the private side opens the records and trains"):
-            job = self.curator.start_job(self.dataset["id"], plan, target=target)
+            job = self.curator.start_job(self.dataset["id"], **request)
             follow(self.curator.watch(job["id"]))
             self.job = self.curator.job(job["id"])
             if self.job["state"] != "trained":

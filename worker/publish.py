@@ -43,7 +43,8 @@ from core.unwrap import unwrapper
 from sluice.envelope import CannotDecrypt
 from sluice.privacy.problems import Problem as PrivacyProblem
 from sluice.release import attest
-from sluice.release.attest import ATTESTATION, MANIFEST, PRIVACY, SUMS, Signer
+from sluice.release.manifest import ATTESTATION, MANIFEST, PRIVACY, SUMS
+from sluice.release.statement import Signer
 from worker import copies, process, workspace
 from worker.claims import LEASE, MOST_ATTEMPTS, Fenced, due_release, pause
 from worker.paid import all_paid, require_stated

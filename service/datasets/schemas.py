@@ -55,7 +55,7 @@ class NewDataset(Body):
     public: bool = Field(
         default=False,
         strict=True,
-        description="The records are public: an adaptation may train on them without a charge.",
+        description="Public records: methods with a public source may learn from them without a charge.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Reserve, enqueue, cancel. Nothing is trained that was not paid for first."""
+"""Price, start and cancel jobs. The budget is charged before anything is trained."""
 
 import uuid
 from dataclasses import dataclass
@@ -19,9 +19,19 @@ from service.datasets.actions import ready
 from service.deps import find_row
 from service.jobs import pricing
 from service.jobs.schemas import NewJob, NewQuote, QuoteView
-from sluice.methods import Plan, plan_from_dict
-from sluice.methods.base import trainable
+from sluice.methods import (
+    METHODS,
+    Method,
+    Plan,
+    PublicFacts,
+    Target,
+    default_plan,
+    find_method,
+    learnable,
+    recommended,
+)
 from sluice.privacy.events import Event, from_dict
+from sluice.privacy.relation import Relation
 
 ENDED = ("trained", "failed", "cancelled")
 
@@ -36,18 +46,18 @@ def find(session: Session, principal: Principal, id: uuid.UUID) -> Job:
 
 
 def diagnosis(session: Session, principal: Principal, id: uuid.UUID, *, kept: bool) -> Diagnosis:
-    """What the job's owner, and nobody else, may know of how it learnt; nothing where the site keeps none."""
+    """Losses and gradient norms of a job, for its owner only and only if the site keeps them."""
     if find(session, principal, id).owner_id != principal.id:
-        raise Forbidden("Diagnostics are facts about records, for the person who started the job alone.")
+        raise Forbidden("Diagnostics depend on records and are only for the person who started the job.")
     if not kept:
         raise NotFound(
-            "Diagnostics are off at this site: they are facts about records that no budget is charged for. "
-            "SLUICE_DIAGNOSTICS=true for service and train workers turns them on for jobs that follow."
+            "Diagnostics are off at this site, because they depend on records and no budget is charged for "
+            "them. SLUICE_DIAGNOSTICS=true for service and train workers turns them on for later jobs."
         )
-    found = session.get(Diagnosis, id)
-    if found is None:
-        raise NotFound("This job has no diagnostics yet; they are kept with each checkpoint and at its end.")
-    return found
+    diagnosis = session.get(Diagnosis, id)
+    if diagnosis is None:
+        raise NotFound("This job has no diagnostics yet; they are saved with each checkpoint and at its end.")
+    return diagnosis
 
 
 def quote(session: Session, principal: Principal, body: NewQuote, settings: ServiceSettings) -> QuoteView:
@@ -56,38 +66,71 @@ def quote(session: Session, principal: Principal, body: NewQuote, settings: Serv
     account = _account(session, dataset)
     limit = quotas.of_dataset(session, dataset, settings).job_seconds
     paid = paid_events(session, account.id)
-    _let_go(session)
-    return pricing.quote(account, paid, body).model_copy(update={"limit_seconds": limit})
+    _release_connection(session)
+    target = _target(body, account)
+    plan = body.own_plan() or _default_plan(body, dataset, target)
+    return pricing.quote(account, paid, plan, target).model_copy(update={"limit_seconds": limit})
 
 
-def _let_go(session: Session) -> None:
-    """Gives the connection back, since arithmetic may take seconds; what was read stays as it was read."""
+def _release_connection(session: Session) -> None:
+    """Returns the connection to the pool before slow arithmetic; rows that were read stay usable."""
     session.expunge_all()
     session.rollback()
 
 
+def _target(body: NewQuote, account: Account) -> Target | None:
+    if body.aim is None:
+        return None
+    return Target(
+        epsilon=body.aim.epsilon, delta=account.delta, relation=Relation(account.relation),
+        accountant=body.aim.accountant,
+    )  # fmt: skip
+
+
+def _default_plan(body: NewQuote, dataset: Dataset, target: Target | None) -> Plan:
+    """The plan for a request without one, from what the dataset declares; such a request has a target."""
+    assert target is not None  # noqa: S101 (NewQuote requires it)
+    relay = isinstance(body, NewJob) and body.relay
+    return default_plan(_method(body, dataset), _facts(dataset), target, body.options or {}, relay=relay)
+
+
 class NoMethod(Problem):
-    status, slug, title = 422, "no-method", "No method learns from such records yet"
+    status, slug, title = 422, "no-method", "No method can learn from such records"
 
 
-def _trainable(dataset: Dataset, plan: Plan) -> Dataset:
-    """A charge must not buy a training that is bound to fail."""
-    schema = dataset.schema
-    if schema["kind"] != "image" or not trainable(schema["height"], schema["width"]):
-        raise NoMethod("What can be trained are images with sides of 8 to 64 pixels. Nothing was charged.")
-    sizes = schema["height"], schema["width"], schema["channels"], len(schema["classes"])
-    plan.require_fit(*sizes)
-    return dataset
+def _method(body: NewQuote, dataset: Dataset) -> Method:
+    """The method that is asked for, or the recommended one. The budget must not pay for a sure failure."""
+    facts, name = _facts(dataset), body.plan.kind if body.plan else body.method
+    if name is not None:
+        method = find_method(name)
+        if not method.can_learn(facts):
+            raise NoMethod(f"{method.name} can learn {method.learns}. Nothing was charged.")
+        return method
+    source, relay = (body.source is not None, body.relay) if isinstance(body, NewJob) else (False, False)
+    recommendation = recommended(facts, source=source, relay=relay)
+    if recommendation is None:
+        raise NoMethod(f"No method fits; methods can learn {learnable()}. Nothing was charged.")
+    return recommendation
+
+
+def _facts(dataset: Dataset) -> PublicFacts:
+    return PublicFacts.of(dataset.schema, dataset.nominal_size)
 
 
 class UnfitSource(Problem):
-    status, slug, title = 422, "unfit-source", "This is nothing an adaptation can learn from"
+    status, slug, title = 422, "unfit-source", "This dataset cannot be the public source of the job"
 
 
-def _source(session: Session, principal: Principal, dataset: Dataset, body: NewJob) -> uuid.UUID | None:
-    """The public dataset of an adaptation. What it tells is not charged, so it has to be public for sure."""
-    if (body.plan.kind == "adapt") != (body.source is not None):
-        raise UnfitSource("A source goes with an adapt plan, and an adapt plan with a source; give both.")
+def _source(
+    session: Session, principal: Principal, dataset: Dataset, method: Method, body: NewJob
+) -> uuid.UUID | None:
+    """The public dataset of the job. Learning from it is not charged, so it must be public without doubt."""
+    if method.needs_source != (body.source is not None):
+        raise UnfitSource(
+            f"{method.name} needs a public source; give one."
+            if method.needs_source
+            else f"{method.name} takes no public source; leave it out."
+        )
     if body.source is None:
         return None
     source = ready(find_dataset(session, principal, body.source))
@@ -96,22 +139,22 @@ def _source(session: Session, principal: Principal, dataset: Dataset, body: NewJ
     )
     private = select(Dataset.id).where(same, Dataset.account_id.is_not(None), Dataset.public.is_(False))
     if not source.public or session.scalars(private.limit(1)).one_or_none() is not None:
-        raise UnfitSource("A source is registered as public, and shares no records with anything private.")
+        raise UnfitSource("A source must be registered as public and share no records with private datasets.")
     if any(
         source.schema.get(name) != dataset.schema[name] for name in ("kind", "height", "width", "channels")
     ):
-        raise UnfitSource("The source has images of another shape; both have to have the same.")
+        raise UnfitSource("The images of the source have another shape; both datasets need the same shape.")
     if len(source.schema["classes"]) < 2:
-        raise UnfitSource("The source has a single class; a classifier needs at least two to tell apart.")
+        raise UnfitSource("The source has a single class; a classifier needs at least two.")
     return source.id
 
 
 class UnfitRelay(Problem):
-    status, slug, title = 422, "unfit-relay", "This job cannot hand on or go on from a generator"
+    status, slug, title = 422, "unfit-relay", "This job cannot share its generator or continue from another"
 
 
 def _require_same_terms(session: Session, before: Job, account: Account) -> None:
-    """Every account of a relay has one relation and one delta, so that a release can state them together."""
+    """All accounts of a relay have the same relation and delta, so that their epsilons can be compared."""
     last: Job | None = before
     while last is not None:
         theirs = session.get_one(Account, last.account_id)
@@ -124,43 +167,44 @@ def _require_same_terms(session: Session, before: Job, account: Account) -> None
         last = session.get_one(Job, last.after_id) if last.after_id else None
 
 
-def _after(session: Session, dataset: Dataset, plan: Plan, body: NewJob) -> uuid.UUID | None:
-    """The job whose generator is gone on from. Its owner agreed and it fits: nothing is charged in vain."""
-    if body.after is None and not body.shared:
+def _after(session: Session, dataset: Dataset, method: Method, plan: Plan, body: NewJob) -> uuid.UUID | None:
+    """The job to continue from: its owner shares it, it is trained, and its generator fits."""
+    if not body.relay:
         return None
     recipe = plan.to_dict().get("recipe")
-    if plan.kind != "gswgan" or recipe is None:
-        raise UnfitRelay("Generators are handed on between gswgan plans that name their recipe.")
+    if not method.can_relay or recipe is None:
+        names = ", ".join(name for name, each in METHODS.items() if each.can_relay)
+        raise UnfitRelay(f"Generators can be continued by plans of {names} that name their recipe.")
     if body.after is None:
         return None
     before = session.scalars(select(Job).where(Job.id == body.after, Job.shared)).one_or_none()
     if before is None:
         raise NotFound("No shared job has this id; its owner starts it with `shared`.")
     if before.state != "trained":
-        raise WrongState("The job to go on from has not ended well; wait for it.", state=before.state)
+        raise WrongState("The job to continue from is not trained; wait for it.", state=before.state)
     require_synthesizer(session, before.id)
     if (
         session.get_one(Dataset, before.dataset_id).schema != dataset.schema
         or before.plan["recipe"] != recipe
     ):
-        raise UnfitRelay("It learned from images of another shape, of other classes, or by another recipe.")
+        raise UnfitRelay("That job has images of another shape, other classes, or another recipe.")
     _require_same_terms(session, before, _account(session, dataset))
     return before.id
 
 
 def require_synthesizer(session: Session, job_id: uuid.UUID) -> None:
-    """It is in the vault, and is not removed before this transaction ends."""
+    """Refuses a job whose synthesizer was removed; it is not removed before this transaction ends."""
     removed = select(Job.synthesizer_removed_at).where(Job.id == job_id).with_for_update(read=True)
     if at := session.scalars(removed).one():
         raise WrongState(
-            f"The synthesizer of this job was removed on {at:%Y-%m-%d}, as long as this site keeps one "
+            f"The synthesizer of this job was removed on {at:%Y-%m-%d}, after the site's retention period "
             "(SLUICE_SYNTHESIZER_DAYS); train again."
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """What a job would do, and what that costs; its records are there, or were a moment ago."""
+    """A job that was checked and priced, and is not yet charged."""
 
     dataset: Dataset
     source: uuid.UUID | None
@@ -171,14 +215,21 @@ class Offer:
 
 
 def offer(session: Session, principal: Principal, body: NewJob) -> Offer:
-    """All that needs no lock: the dataset is there and ready, the plan is calibrated and priced."""
-    found = ready(find_dataset(session, principal, body.dataset))
-    plan = plan_from_dict(body.plan.model_dump())
-    dataset = _trainable(found, plan)
-    source, after = _source(session, principal, dataset, body), _after(session, dataset, plan, body)
+    """Everything that needs no lock: checks the dataset and the request, calibrates and prices the plan."""
+    dataset = ready(find_dataset(session, principal, body.dataset))
     account = _account(session, dataset)
-    _let_go(session)
-    priced = pricing.priced(account, body)
+    target, plan = _target(body, account), body.own_plan()
+    method = _method(body, dataset)
+    if plan is None:
+        _release_connection(session)
+        plan = _default_plan(body, dataset, target)
+    if dataset.schema["kind"] == "image":
+        facts = _facts(dataset)
+        plan.require_fit(facts.height, facts.width, facts.channels, facts.classes)
+    source = _source(session, principal, dataset, method, body)
+    after = _after(session, dataset, method, plan, body)
+    _release_connection(session)
+    priced = pricing.priced(account, plan, target)
     return Offer(
         dataset=dataset, account=account, priced=priced, shared=body.shared, source=source, after=after
     )
@@ -189,7 +240,7 @@ def start(session: Session, principal: Principal, made: Offer, settings: Service
     require_ledger_in_sync(session)
     dataset, account, offer = made.dataset, made.account, made.priced
     limit = quotas.require_free_job(session, dataset, settings).job_seconds
-    # Locked against a deletion; what was read before the arithmetic may be old by now.
+    # Locked against deletion; the dataset may have changed since it was read, before the arithmetic.
     needed = {dataset.id} | ({made.source} if made.source else set())
     still = select(Dataset.id).where(Dataset.id.in_(needed), Dataset.state == "ready").order_by(Dataset.id)
     if set(session.scalars(still.with_for_update(read=True))) != needed:
@@ -226,7 +277,7 @@ def start(session: Session, principal: Principal, made: Offer, settings: Service
 
 
 def cancel(session: Session, principal: Principal, id: uuid.UUID) -> Job:
-    """Before records are opened the charge is given back; after that the job stops and the charge stays."""
+    """Stops a job. Before its records are opened the charge is voided; afterwards it stays."""
     job = find(session, principal, id)
     if not principal.is_admin and job.owner_id != principal.id:
         raise Forbidden("Only the person who started a job, or an admin, cancels it.")
@@ -236,7 +287,7 @@ def cancel(session: Session, principal: Principal, id: uuid.UUID) -> Job:
         .values(state="cancelled", fault="cancelled", finished_at=datetime.now(UTC))
     )
     if session.execute(untouched.returning(Job.id)).one_or_none() is not None:
-        # A database behind its witness may have forgotten that the job ran: then nothing is given back.
+        # In a database behind its witness the job may have run after all: then the charge must stay.
         require_ledger_in_sync(session)
         ledger.void(
             session, job.account_id, job=id, move=principal.move("cancelled before records were opened")
@@ -250,7 +301,7 @@ def cancel(session: Session, principal: Principal, id: uuid.UUID) -> Job:
 
 
 def paid_events(session: Session, account_id: uuid.UUID) -> tuple[Event, ...]:
-    """The events an account has paid for or promised to: every reserve that was not voided."""
+    """The events charged to an account: every reservation that was not voided."""
     voided = select(Entry.job_id).where(Entry.account_id == account_id, Entry.kind == "void")
     events = select(Entry.event).where(
         Entry.account_id == account_id, Entry.kind == "reserve", Entry.job_id.not_in(voided)

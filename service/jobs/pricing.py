@@ -1,12 +1,12 @@
-"""What a plan costs one account. Pure arithmetic and no lock: calibrate first, move the balance second."""
+"""What a plan costs one account. Arithmetic only: no session is open and no lock is held."""
 
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 from core.ledger import price
 from core.tables import Account
-from service.jobs.schemas import NewQuote, Published, QuoteView, Readings, Remaining
-from sluice.methods import Plan, Target, plan_from_dict
+from service.jobs.schemas import Published, QuoteView, Readings, Remaining
+from sluice.methods import Plan, Target
 from sluice.methods.base import largest_epsilon_that_fits
 from sluice.privacy.account import left_as_epsilon
 from sluice.privacy.accountant import Accountant, epsilon
@@ -24,25 +24,13 @@ class Priced:
     readings: Readings
 
 
-def priced(account: Account, body: NewQuote) -> Priced:
-    """The plan with every number fixed, and what it costs this account."""
-    plan = plan_from_dict(body.plan.model_dump())
-    relation = Relation(account.relation)
-    if body.target is not None:
-        plan = calibrated(
-            plan,
-            Target(
-                epsilon=body.target.epsilon,
-                delta=account.delta,
-                relation=relation,
-                accountant=body.target.accountant,
-            ),
-        )
+def priced(account: Account, plan: Plan, target: Target | None) -> Priced:
+    """The plan, with the least noise for the target if there is one, and what it costs this account."""
+    if target is not None:
+        plan = calibrated(plan, target)
     event = plan.event()
-    return Priced(
-        plan=plan, event=event, cost=price(event, account),
-        readings=read((event,), delta=account.delta, relation=relation),
-    )  # fmt: skip
+    readings = read((event,), delta=account.delta, relation=Relation(account.relation))
+    return Priced(plan=plan, event=event, cost=price(event, account), readings=readings)
 
 
 @lru_cache(maxsize=1024)
@@ -52,13 +40,13 @@ def calibrated(plan: Plan, target: Target) -> Plan:
 
 @lru_cache(maxsize=1024)
 def read(events: tuple[Event, ...], *, delta: float, relation: Relation) -> Readings:
-    def one(accountant: Accountant) -> float | None:
+    def by(accountant: Accountant) -> float | None:
         try:
             return epsilon(events, delta=delta, accountant=accountant, relation=relation).epsilon
         except TooCostlyToAccount:
             return None
 
-    return Readings(renyi=one(Accountant.RENYI), pld=one(Accountant.PLD))
+    return Readings(renyi=by(Accountant.RENYI), pld=by(Accountant.PLD))
 
 
 def remaining(account: Account, cost: int) -> Remaining:
@@ -79,9 +67,9 @@ def largest_epsilon(account: Account, plan: Plan, left: int) -> float | None:
     )
 
 
-def quote(account: Account, paid: tuple[Event, ...], body: NewQuote) -> QuoteView:
-    """Everything a curator wants to know before saying yes."""
-    offer = priced(account, body)
+def quote(account: Account, paid: tuple[Event, ...], plan: Plan, target: Target | None) -> QuoteView:
+    """The price of a plan, and what the account would have left."""
+    offer = priced(account, plan, target)
     fits, after = account.left // max(offer.cost, 1), account.left - offer.cost
     published = offer.plan.published_reading(account.delta)
     relation = Relation(account.relation)

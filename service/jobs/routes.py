@@ -26,7 +26,7 @@ from service.schemas import Page
 quotes = APIRouter(prefix="/v1/quotes", tags=["jobs"], route_class=Route)
 jobs = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=Route)
 
-_LOOK_EVERY = 1.0
+_POLL_SECONDS = 1.0
 _EVENT = {
     "type": "object",
     "properties": {
@@ -40,7 +40,7 @@ _DIAGNOSTICS = media_types("application/jsonl", "image/svg+xml")
 @quotes.post("")
 @slow
 def quote(body: NewQuote, principal: CuratorOrAdmin, session: SessionDep, request: Request) -> QuoteView:
-    """What a plan would cost: noise, epsilon by each accountant, what would be left. Writes nothing."""
+    """What a training would cost: noise, epsilon by each accountant, what would be left. Changes nothing."""
     return actions.quote(session, principal, body, request.app.state.settings)
 
 
@@ -50,17 +50,17 @@ def start_job(
     body: NewJob, principal: Curator, session: SessionDep, request: Request, key: IdempotencyKey = None
 ) -> JobView:
     """Charge the account and enqueue a training; `budget-exceeded` says what is left and would fit."""
-    told = stored_reply(session, principal, key, body, JobView) if key else None
-    if told is None:
+    view = stored_reply(session, principal, key, body, JobView) if key else None
+    if view is None:
         offer = actions.offer(session, principal, body)
 
         def make() -> JobView:
             return JobView.of(actions.start(session, principal, offer, request.app.state.settings))
 
-        told = run_idempotent(session, principal, key, body, JobView, make)
-    # Rung again on a replay: a doorbell lost the first time does no harm the second.
-    wake_worker(request.app.state.queues["train"], "train.run", told.id)
-    return told
+        view = run_idempotent(session, principal, key, body, JobView, make)
+    # Also for a stored reply: the message of the first request may have been lost.
+    wake_worker(request.app.state.queues["train"], "train.run", view.id)
+    return view
 
 
 @jobs.get("")
@@ -87,7 +87,7 @@ def show(id: uuid.UUID, principal: CuratorOrAdmin, session: SessionDep) -> JobVi
 
 @jobs.post("/{id}/cancel", status_code=HTTP_202_ACCEPTED)
 def cancel(id: uuid.UUID, principal: CuratorOrAdmin, session: SessionDep) -> JobView:
-    """Stop a job. Before its records are opened the charge is given back, later it stays. Safe to repeat."""
+    """Stop a job. Before its records are opened the charge is voided, later it stays. Safe to repeat."""
     return JobView.of(actions.cancel(session, principal, id))
 
 
@@ -99,10 +99,10 @@ def diagnostics(
     request: Request,
     format: Annotated[Literal["jsonl", "svg"], Query(description="Numbers, or a picture of them.")] = "jsonl",
 ) -> Response:
-    """Losses and gradient norms of your job: facts about records, for you alone, if the site keeps them."""
-    found = actions.diagnosis(session, principal, id, kept=request.app.state.settings.diagnostics)
+    """Losses and gradient norms of your job, if the site keeps them. They depend on records: for you only."""
+    row = actions.diagnosis(session, principal, id, kept=request.app.state.settings.diagnostics)
     kind = "image/svg+xml" if format == "svg" else "application/jsonl"
-    return Response(found.picture if format == "svg" else found.lines, media_type=kind)
+    return Response(row.picture if format == "svg" else row.lines, media_type=kind)
 
 
 @jobs.get(
@@ -114,7 +114,7 @@ def events(
     id: uuid.UUID, principal: CuratorOrAdmin, session: SessionDep, request: Request
 ) -> StreamingResponse:
     """The job as server-sent events, whenever it changes, until it ends."""
-    actions.find(session, principal, id)  # 404 now rather than in the stream
+    actions.find(session, principal, id)  # answers 404 before the stream begins
     request.app.state.streams.require(principal.id)
     return StreamingResponse(_follow(request, principal.id, id), media_type="text/event-stream")
 
@@ -150,8 +150,8 @@ async def _events(request: Request, id: uuid.UUID) -> AsyncIterator[str]:
         if shown != last:
             yield f"event: job\ndata: {view.model_dump_json()}\n\n"
         else:
-            yield ": still here\n\n"  # keeps proxies from closing a quiet line
+            yield ": still here\n\n"  # keeps proxies from closing an idle connection
         last = shown
         if view.state in actions.ENDED:
             return
-        await asyncio.sleep(_LOOK_EVERY)
+        await asyncio.sleep(_POLL_SECONDS)

@@ -1,16 +1,24 @@
-"""What is said about quotes and jobs over HTTP."""
+"""Bodies and answers of quotes and jobs."""
 
 import dataclasses
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-from pydantic import Field, create_model
+from pydantic import (
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    create_model,
+    model_serializer,
+    model_validator,
+)
 
 from core.tables import Job, JobState
 from service.schemas import Body, Finite, View, Whole
-from sluice.methods import PLANS
+from sluice.methods import METHODS, Method, Plan, plan_from_dict
 from sluice.privacy.accountant import Accountant
 from sluice.privacy.relation import Relation
 
@@ -18,34 +26,42 @@ _Preset = Annotated[str, Field(max_length=40, description="The name of a preset.
 
 
 def _typed(kind: Any) -> Any:
-    """A field's type as it may be sent: numbers are numbers, and a part of a plan may go by a name."""
+    """The type of a field in a request: strict numbers, and the name of a preset instead of a recipe."""
     if kind in (int, float):
         return Whole if kind is int else Finite
     if dataclasses.is_dataclass(kind):
         return Union[_Preset, _model(kind)]  # noqa: UP007 (of values)
-    inner = tuple(_typed(each) for each in get_args(kind))
+    inner = tuple(_typed(argument) for argument in get_args(kind))
     if not inner:
         return kind
     return Union[inner] if get_origin(kind) is UnionType else get_origin(kind)[inner]  # noqa: UP007
 
 
 def _model(described: Any, **fixed: Any) -> Any:
-    """The fields of a dataclass as a body: names and types are checked here, values by the class itself."""
-    fields = {
+    """A request body with the fields of a dataclass: it checks names and types, the class checks values."""
+    fields: dict[str, Any] = {
         field.name: (_typed(field.type), ... if field.default is dataclasses.MISSING else field.default)
         for field in dataclasses.fields(described)
     }
-    return create_model(described.__name__, __base__=Body, __doc__=described.__doc__, **fixed, **fields)
+    return create_model(described.__name__, __base__=Body, __doc__=described.__doc__, **fixed | fields)
 
 
-PlanBody = Annotated[
-    Union[tuple(_model(plan, kind=(Literal[name], ...)) for name, plan in PLANS.items())],  # noqa: UP007
-    Field(
-        discriminator="kind",
-        description="`kind` and the numbers of that plan, as `sluice quote KIND --json` prints them.",
-        examples=[{"kind": "dpgan", "sampling_prob": 0.0085, "expected_batch": 512, "steps": 20000}],
-    ),
-]
+if TYPE_CHECKING:
+    PlanBody = Any
+else:
+    PlanBody = Annotated[
+        Union[tuple(_model(method.plan, kind=(Literal[name], ...)) for name, method in METHODS.items())],  # noqa: UP007
+        Field(
+            discriminator="kind",
+            description="`kind` and the numbers of that plan, as `sluice quote METHOD --json` prints them.",
+        ),
+    ]
+_Name = Annotated[str, Field(max_length=40, pattern=r"^[\w-]+$")]
+_Option = Whole | Finite | _Name | dict[_Name, JsonValue] | None
+
+
+def _methods(which: Callable[[Method], bool]) -> str:
+    return ", ".join(f"`{name}`" for name, method in METHODS.items() if which(method))
 
 
 class TargetBody(Body):
@@ -56,27 +72,72 @@ class TargetBody(Body):
 
 
 class NewQuote(Body):
+    """A dataset and an epsilon are enough: the method and its numbers follow from what the dataset declares.
+
+    Or give a `method` and `options` of its plan; or a whole `plan`, with or without a target.
+    """
+
     dataset: Annotated[uuid.UUID, Field(examples=["0b6f9f4e-6f0e-4d3b-9d3c-2f6d7a1c5e80"])]
-    plan: PlanBody
+    plan: PlanBody | None = Field(default=None, description="Every number; excludes `method` and `options`.")
     target: TargetBody | None = Field(default=None, description="Leave out to price the plan's own noise.")
+    method: _Name | None = Field(
+        default=None, description=f"One of {_methods(lambda _: True)}; the recommended one by default."
+    )
+    epsilon: Annotated[Finite, Field(ge=1e-6, le=1e6)] | None = Field(
+        default=None, description="Short for a `target` with this epsilon.", examples=[1.0]
+    )
+    options: Annotated[dict[_Name, _Option], Field(max_length=40)] | None = Field(
+        default=None, description="Numbers of the plan to use instead of the method's defaults."
+    )
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if self.plan is not None and (self.method is not None or self.options is not None):
+            raise ValueError("give a plan, or a method and options, not both")
+        if self.target is not None and self.epsilon is not None:
+            raise ValueError("give a target or an epsilon, not both")
+        if self.plan is None and self.aim is None:
+            raise ValueError("give an epsilon, or a plan")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_sent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out new fields that are absent: replies are stored under a digest of this form."""
+        absent = {name for name in ("method", "epsilon", "options") if getattr(self, name) is None}
+        return {name: value for name, value in serialize(self).items() if name not in absent}
+
+    @property
+    def aim(self) -> TargetBody | None:
+        return TargetBody(epsilon=self.epsilon) if self.epsilon is not None else self.target
+
+    def own_plan(self) -> Plan | None:
+        """The plan of the request, if it has one."""
+        return None if self.plan is None else plan_from_dict(self.plan.model_dump())
 
 
 class NewJob(NewQuote):
     source: uuid.UUID | None = Field(
-        default=None, description="For an `adapt` plan: a public dataset with labels, of the same shape."
+        default=None,
+        description=f"For {_methods(lambda m: m.needs_source)}: a public dataset with labels, same shape.",
     )
     shared: bool = Field(
         default=False,
         strict=True,
-        description="For a `gswgan` plan: any curator may go on from its generator and release the result.",
+        description=f"For {_methods(lambda m: m.can_relay)}: any curator may continue from its generator "
+        "and release the result.",
     )
     after: uuid.UUID | None = Field(
-        default=None, description="For a `gswgan` plan: the shared job whose generator it goes on from."
+        default=None,
+        description=f"For {_methods(lambda m: m.can_relay)}: the shared job whose generator it starts from.",
     )
+
+    @property
+    def relay(self) -> bool:
+        return self.shared or self.after is not None
 
 
 class Readings(View):
-    """Epsilon at the account's delta, by each accountant; null where one has no answer within its limits."""
+    """Epsilon at the account's delta, by each accountant; null if it exceeds the limits of the accountant."""
 
     renyi: float | None
     pld: float | None
@@ -107,7 +168,7 @@ class QuoteView(View):
     epsilon: Readings
     total_after: Readings = Field(
         description="Of everything the account has paid for and this job together, composed as if all plans "
-        "had been chosen in advance. What holds however they were chosen is the budget of the account."
+        "had been chosen in advance. What is guaranteed for any choice of plans is the account's budget."
     )
     left: Remaining
     left_after: Remaining | None = Field(description="Null where it does not fit.")

@@ -43,6 +43,7 @@ from service.releases.schemas import (
     ReviewedJob,
     ReviewView,
 )
+from sluice.methods import Output, find_method
 
 ATTESTATION = "attestation.json"
 PUBLISHED = (ReleaseState.PUBLISHED, ReleaseState.SUPERSEDED)
@@ -123,11 +124,9 @@ def draft(session: Session, principal: Principal, body: NewRelease, *, reviewers
         audience=body.audience, reviewers=reviewers, supersedes=body.supersedes,
         state=ReleaseState.BUILDING, build=1, fence=0, done=0, created_at=datetime.now(UTC),
     )  # fmt: skip
-    if job.source_id is not None:
+    if find_method(job.plan["kind"]).makes is Output.CLASSIFIER:
         if body.model_fields_set & {"count", "seed", "formats"}:
-            raise NoSamples(
-                "Leave out count, seed and formats: an adaptation releases a classifier without samples."
-            )
+            raise NoSamples("Leave out count, seed and formats: a classifier is released without samples.")
         row.count, row.seed, row.formats = 0, 0, []
     session.add(row)
     session.flush()

@@ -185,7 +185,7 @@ class ReviewedJob(View):
     created_at: datetime
     finished_at: datetime | None
     dataset: DatasetCard
-    source: DatasetCard | None = Field(description="Of an adaptation: the public dataset it trained on.")
+    source: DatasetCard | None = Field(description="The public source of the job, if its method needs one.")
 
 
 class ReviewView(View):

@@ -20,15 +20,10 @@ from sluice.privacy.account import cost_as_epsilon
 from sluice.privacy.accountant import Accountant, cost
 from sluice.privacy.events import PoissonGaussian, Query
 from sluice.privacy.relation import Relation
-from sluice.release.attest import (
-    REVOCATIONS_TYPE,
-    STATEMENT_TYPE,
-    SeedSigner,
-    readable,
-    release_statement,
-    revocations,
-    sign,
-)
+from sluice.release.manifest import release_statement
+from sluice.release.revocations import revocations
+from sluice.release.statement import REVOCATIONS_TYPE, STATEMENT_TYPE, SeedSigner, sign
+from sluice.release.verify import readable
 from worker.bundle import Facts, build
 
 SIGNER = SeedSigner(bytes(range(32)))

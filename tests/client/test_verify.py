@@ -20,7 +20,8 @@ from sluice.client.verify import verify, verify_reviewed
 from sluice.privacy.account import cost_as_epsilon
 from sluice.privacy.accountant import Accountant, cost
 from sluice.privacy.events import PoissonGaussian, Query
-from sluice.release.attest import SeedSigner, readable
+from sluice.release.statement import SeedSigner
+from sluice.release.verify import readable
 from tests.client.bundles import (
     DELTA,
     EPSILON,
@@ -255,7 +256,7 @@ def test_a_bundle_that_is_not_whole_or_not_one(here, damage, sluice):
     code, out, err = sluice("verify", here / "a", "--key", here / "keys.json", "--offline", "--json")
     assert code == 3
     assert json.loads(out)["problem"]["slug"] == "bundle-altered"
-    assert err.startswith("sluice: The files are not those of the statement: ")
+    assert err.startswith("sluice: The files differ from the signed statement: ")
 
 
 def test_a_bundle_fetched_for_review_is_not_signed(here, sluice):
@@ -278,7 +279,7 @@ def test_a_key_that_nobody_trusts(here, sluice):
     for more in (["--key", here / "other.json"], []):
         code, _, err = sluice("verify", here / "a", "--offline", *more)
         assert code == 3
-        assert err.startswith("sluice: The statement was signed with a key that is not known: ")
+        assert err.startswith("sluice: The statement was signed with an unknown key: ")
     assert "sluice login" in err
 
 
@@ -368,7 +369,7 @@ def test_an_expired_list_is_refused_unless_that_is_allowed(
     travel(monkeypatch, timedelta(days=7, minutes=11))
     code, out, err = sluice("verify", here / "b", *arguments, "--json")
     assert (code, json.loads(out)["problem"]["slug"]) == (3, "revocations-expired")
-    assert "was good until" in err
+    assert "expired at" in err
     code, out, _ = sluice("verify", here / "b", *arguments, "--allow-expired-list", "--json")
     assert (code, json.loads(out)["revocations"]["number"]) == (0, 1)
     assert sluice("verify", here / "a", *arguments, "--allow-expired-list")[0] == 0

@@ -24,7 +24,8 @@ from core.tables import Account
 from sluice.privacy.account import capacity, default_order
 from sluice.privacy.events import PoissonGaussian, Query
 from sluice.privacy.relation import Relation
-from sluice.release.balance import GENESIS, Broken, digest
+from sluice.release.chain import GENESIS, Broken
+from sluice.release.ledger import digest
 from tests.conftest import new_database
 from tests.core.ledgers import DELTA, MOVE, ORDER, READINGS, Books, closed_cost, gaussian
 

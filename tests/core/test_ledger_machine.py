@@ -26,7 +26,7 @@ from core.errors import Problem
 from core.ledger import as_row
 from core.tables import Account, Entry, Job
 from sluice.privacy.account import capacity
-from sluice.release.balance import fold
+from sluice.release.ledger import fold
 from tests.core.ledgers import DELTA, MOVE, ORDER, READINGS, Books, closed_cost, gaussian
 
 MOVES = 50

@@ -12,15 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from core.settings import PublishSettings
 from core.signing import KmsSigner, TokenSigner, signer
-from sluice.release.attest import (
-    STATEMENT_TYPE,
-    BadSignature,
-    SeedSigner,
-    UnknownKey,
-    canonical,
-    open_envelope,
-    sign,
-)
+from sluice.release.canonical import canonical
+from sluice.release.statement import STATEMENT_TYPE, BadSignature, SeedSigner, UnknownKey, open_envelope, sign
 from tests.fakes_kms import serving
 
 SEED = bytes(range(32))

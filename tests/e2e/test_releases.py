@@ -71,7 +71,7 @@ def test_from_a_file_to_a_release_and_back(people):
     # one command trains; unknown methods and numbers are refused before anything is charged
     small = ["--method", "dpgan", "--set", "batch=30", "--set", "steps=4"]
     assert (
-        "there is no method magic" in carla.says("train", dataset, "--epsilon", 5, "--method", "magic").stderr
+        "There is no such method" in carla.says("train", dataset, "--epsilon", 5, "--method", "magic").stderr
     )
     assert carla.says("train", dataset, "--epsilon", 5, *small, "--set", "clip=-1").returncode == 1
     job = carla.told("train", dataset, "--epsilon", 5, *small)

@@ -31,12 +31,12 @@ from sluice.cli.main import app
 from sluice.client.problems import NotVerified
 from sluice.client.release import Release
 from sluice.client.verify import verify
-from sluice.methods import PLANS, Target, plan_from_dict
+from sluice.methods import METHODS, Target, plan_from_dict
 from sluice.privacy import problems as privacy_problems
 from sluice.privacy.accountant import Accountant, cost, epsilon
 from sluice.privacy.events import KINDS, from_dict, from_json
 from sluice.privacy.relation import Relation
-from sluice.release import audit_log, balance
+from sluice.release import audit_log, chain, ledger
 from tests.core.test_settings import COMPLETE
 
 HERE = Path(__file__).parent
@@ -80,7 +80,7 @@ def test_events_have_the_same_json_and_cost(before):
 
 def test_every_kind_of_event_and_plan_is_still_there():
     assert {before["event"]["kind"] for before in EVENTS} <= set(KINDS)
-    assert {before["plan"]["kind"] for before in PLANS_BEFORE} <= set(PLANS)
+    assert {before["plan"]["kind"] for before in PLANS_BEFORE} <= set(METHODS)
 
 
 @pytest.mark.parametrize("before", PLANS_BEFORE, ids=lambda before: before["plan"]["kind"])
@@ -110,10 +110,10 @@ def test_plans_have_the_same_json_events_and_noise(before):
 def checked(rows, account):
     """What `sluice ledger verify` says of exported rows."""
 
-    def ledger(_, *, after=0):
+    def pages(_, *, after=0):
         return {"account": account, "entries": rows if after == 0 else [], "next": None}
 
-    return verify_account(SimpleNamespace(ledger=ledger), account["id"], reprice=True)
+    return verify_account(SimpleNamespace(ledger=pages), account["id"], reprice=True)
 
 
 @pytest.mark.parametrize("name", ["one", "two"])
@@ -122,9 +122,9 @@ def test_an_exported_ledger_still_verifies(name):
     if name == "one":
         assert {row["kind"] for row in rows} == {"grant", "reserve", "settle", "void"}
         assert [row["kind"] for row in rows].count("grant") == 2
-    previous = balance.GENESIS
+    previous = chain.GENESIS
     for row in rows:
-        assert balance.digest(previous, row).hex() == row["digest"]
+        assert ledger.digest(previous, row).hex() == row["digest"]
         previous = bytes.fromhex(row["digest"])
     assert checked(rows, account) == {
         "account": account["id"],

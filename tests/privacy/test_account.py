@@ -11,7 +11,8 @@ from sluice.methods.base import largest_epsilon_that_fits
 from sluice.methods.dpgan import DPGANPlan
 from sluice.methods.gswgan import GSWGANPlan
 from sluice.methods.sinkhorn import SinkhornPlan
-from sluice.methods.swd import SWDOneShotPlan, SWDPlan
+from sluice.methods.swd import SWDPlan
+from sluice.methods.swd_one_shot import SWDOneShotPlan
 from sluice.privacy.account import (
     admits,
     best_order,

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.privacy.account import capacity
-from sluice.release.balance import GENESIS, Balance, Broken, digest, fold
+from sluice.release.chain import GENESIS, Broken
+from sluice.release.ledger import Balance, digest, fold
 
 ACCOUNT = "00000000-0000-4000-8000-000000000001"
 TERMS = {"epsilon": 10.0, "delta": 1e-5, "order": 4, "relation": "add_remove"}
@@ -87,7 +88,7 @@ def test_each_move_does_its_part(before, move, after):
 def test_there_is_no_other_move():
     with pytest.raises(ValueError, match="gift"):
         Balance().after(row(1, "gift", 7))
-    assert fold(chained(row(1, "gift", 7)))[3] == Broken(number=1, why="is no known move")
+    assert fold(chained(row(1, "gift", 7)))[3] == Broken(number=1, why="is not a known move")
 
 
 @pytest.mark.parametrize(

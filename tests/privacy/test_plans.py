@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.methods import PLANS, Clipping, PublishedReading, Target, plan_from_dict
+from sluice.methods import METHODS, Clipping, PublishedReading, Target, plan_from_dict
 from sluice.methods.adapt import AdaptPlan
 from sluice.methods.atlas import AtlasPlan
 from sluice.methods.base import rate_of, rounded_up
 from sluice.methods.dpgan import DPGANPlan
 from sluice.methods.gswgan import GSWGANPlan
 from sluice.methods.sinkhorn import SinkhornPlan
-from sluice.methods.swd import Features, SWDOneShotPlan, SWDPlan
+from sluice.methods.swd import SWDPlan
+from sluice.methods.swd_one_shot import Features, SWDOneShotPlan
 from sluice.privacy.accountant import Accountant, Reading
 from sluice.privacy.events import Composition, Geometry, Query
 from sluice.privacy.problems import InvalidPlan, InvalidTarget, NotCalibrated, TargetOutOfReach
@@ -48,7 +49,7 @@ def within(plan, wanted):
 
 
 def test_every_plan_is_in_the_registry():
-    assert {plan.kind for plan in EXAMPLES} == set(PLANS)
+    assert {plan.kind for plan in EXAMPLES} == set(METHODS)
 
 
 @named
@@ -88,13 +89,13 @@ def test_calibration_ends_within_one_percent_on_the_private_side(steps, rate, ep
 
 @pytest.mark.parametrize("plan", EXAMPLES[:7], ids=lambda plan: plan.kind)
 @pytest.mark.parametrize("relation", [*Relation])
-def test_stretched_plans_take_the_most_steps_within_the_target(plan, relation):
+def test_with_max_steps_takes_the_most_steps_within_the_target(plan, relation):
     wanted = target(3.0, relation=relation)
     noisy = replace(plan, noise_multiplier=3.0, steps=None)
-    stretched = noisy.stretched(wanted)
-    assert stretched.epsilon_for(wanted) <= 3.0
-    more = math.ceil(stretched.steps * 1.001) + getattr(plan, "parts", 1)
-    assert replace(stretched, steps=more).epsilon_for(wanted) > 3.0
+    longest = noisy.with_max_steps(wanted)
+    assert longest.epsilon_for(wanted) <= 3.0
+    more = math.ceil(longest.steps * 1.001) + getattr(plan, "parts", 1)
+    assert replace(longest, steps=more).epsilon_for(wanted) > 3.0
 
 
 def test_calibration_reproduces_the_table_of_noise_multipliers():
@@ -201,9 +202,11 @@ def test_targets_that_nothing_meets_are_named():
     with pytest.raises(TargetOutOfReach):
         DPGANPlan(steps=10, sampling_prob=0.5).calibrated(target(1e-3))
     with pytest.raises(TargetOutOfReach):
-        DPGANPlan(noise_multiplier=0.3, sampling_prob=0.5).stretched(target(0.1))
+        DPGANPlan(noise_multiplier=0.3, sampling_prob=0.5).with_max_steps(target(0.1))
     with pytest.raises(InvalidPlan):
-        SWDOneShotPlan(noise_multiplier=1.0).stretched(target(1.0))
+        SWDOneShotPlan(noise_multiplier=1.0).with_max_steps(target(1.0))
+    with pytest.raises(InvalidPlan):
+        AtlasPlan(noise_multiplier=1.0).with_max_steps(target(1.0))
     for bad in ({"eps": 0}, {"eps": 1, "delta": 0}, {"eps": math.nan}):
         with pytest.raises(InvalidTarget):
             target(**bad)

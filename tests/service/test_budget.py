@@ -20,7 +20,7 @@ from core.tables import Grant, Witness
 from core.witness import LedgerNotWitnessed, charge_lost
 from sluice.privacy.account import capacity
 from sluice.privacy.relation import Relation
-from sluice.release.balance import fold
+from sluice.release.ledger import fold
 from tests.service.house import opened
 
 

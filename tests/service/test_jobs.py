@@ -13,7 +13,10 @@ import pytest
 from kombu.exceptions import OperationalError
 
 from service.jobs import actions, pricing, routes
-from sluice.methods import plan_from_dict
+from service.jobs.schemas import NewJob
+from sluice.methods import METHODS, PublicFacts, Target, default_plan, plan_from_dict, recommended
+from sluice.privacy.accountant import Accountant
+from sluice.privacy.relation import Relation
 from tests.service.house import PLAN, new_key
 
 DPGAN = {"kind": "dpgan", "sampling_prob": 0.01, "expected_batch": 64, "steps": 1000}
@@ -180,6 +183,115 @@ def test_nobody_pays_for_rows_of_another_length(house):
     assert house.balance(dataset["account"])["held"] == 0
     fits = house.job(house.curator, dataset["id"], plan=swd | {"dim": 18})
     assert fits.status_code == 202, fits.text
+
+
+# -- defaults
+
+
+def declared(dataset):
+    """The facts and the target that a client computes with, from what the service shows of a dataset."""
+    facts = PublicFacts.of(dataset["schema"], dataset["nominal_size"])
+    terms = {"delta": dataset["budget"]["delta"], "relation": Relation(dataset["relation"])}
+    return facts, Target(epsilon=2.0, accountant=Accountant.RENYI, **terms)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("path", ["/v1/quotes", "/v1/jobs"])
+def test_a_method_and_an_epsilon_give_the_plan_that_a_client_computes(method, path, house):
+    dataset = house.ready(house.curator)
+    facts, target = declared(dataset)
+    plan = default_plan(METHODS[method], facts, target, {}).calibrated(target)
+    body = {"dataset": dataset["id"], "method": method, "epsilon": 2.0}
+    if METHODS[method].needs_source and path == "/v1/jobs":
+        body["source"] = house.ready(house.curator, public=True)["id"]
+    answer = house.curator.post(path, json=body)
+    assert answer.is_success, answer.text
+    assert answer.json()["plan"] == json.loads(json.dumps(plan.to_dict()))
+    assert 1.9 < answer.json()["epsilon"]["renyi"] <= 2.0
+    old = {"plan": plan.to_dict() | {"noise_multiplier": None}, "target": {"epsilon": 2.0}}
+    same = house.curator.post(path, json={**body, "method": None, "epsilon": None, **old})
+    assert (same.status_code, same.json()["plan"]) == (answer.status_code, answer.json()["plan"])
+
+
+def test_without_a_method_the_recommended_one_is_used(house):
+    dataset, public = house.ready(house.curator), house.ready(house.curator, public=True)
+    facts, _ = declared(dataset)
+    job = {"dataset": dataset["id"], "epsilon": 2.0}
+    for more, wanted in [
+        ({}, recommended(facts)),
+        ({"source": public["id"]}, recommended(facts, source=True)),
+        ({"shared": True}, recommended(facts, relay=True)),
+    ]:
+        answer = house.curator.post("/v1/jobs", json=job | more)
+        assert answer.status_code == 202, answer.text
+        assert answer.json()["plan"]["kind"] == wanted.name
+    assert recommended(facts, source=True).needs_source
+    assert recommended(facts, relay=True).can_relay
+    assert quote(house.curator, **job, plan=None).json()["plan"]["kind"] == recommended(facts).name
+
+
+def test_options_replace_defaults_by_field_or_short_name(house):
+    dataset = house.ready(house.curator)
+    body = {"dataset": dataset["id"], "method": "dpgan", "epsilon": 2.0}
+    rate = {"rate": 0.1, "clip": 2, "steps": 7, "recipe": "fast-cpu"}
+    plan = quote(house.curator, **body, plan=None, options=rate).json()["plan"]
+    assert (plan["sampling_prob"], plan["clip_norm"], plan["steps"]) == (0.1, 2.0, 7)
+    assert plan["recipe"]["network"] == "dense"
+    by_field = {"sampling_prob": 0.1, "clip_norm": 2.0, "steps": 7, "recipe": plan["recipe"]}
+    assert quote(house.curator, **body, plan=None, options=by_field).json()["plan"] == plan
+
+
+@pytest.mark.parametrize(
+    ("body", "slug"),
+    [
+        ({"epsilon": 1.0, "method": "magic"}, "invalid-plan"),
+        ({"epsilon": 1.0, "method": "dpgan", "options": {"colour": "red"}}, "invalid-plan"),
+        ({"epsilon": 1.0, "method": "dpgan", "options": {"steps": -1}}, "invalid-plan"),
+        ({"epsilon": 1.0, "method": "dpgan", "options": {"clip": 10**400}}, "invalid-plan"),
+        ({"epsilon": 1.0, "method": "dpgan", "options": {"rate": "x"}}, "invalid-plan"),
+        ({"epsilon": 1.0, "method": "dpgan", "options": {"records": "x"}}, "invalid-plan"),
+        ({"epsilon": 1.0, "method": "dpgan", "options": {"recipe": "magic"}}, "invalid-plan"),
+        ({"epsilon": 1.0, "method": "dpgan", "options": {"recipe": {"latent": "x"}}}, "invalid-plan"),
+        ({"epsilon": 1.0, "method": "dpgan", "options": {"steps": [1]}}, "invalid-request"),
+        ({"epsilon": 1.0, "method": "dpgan", "options": {"clip": "x; give <b>"}}, "invalid-request"),
+        ({"epsilon": 1.0, "method": "no such; method"}, "invalid-request"),
+        ({"epsilon": 1.0, "target": {"epsilon": 1.0}}, "invalid-request"),
+        ({"epsilon": 1.0, "plan": PLAN, "method": "dpgan"}, "invalid-request"),
+        ({"epsilon": 1.0, "plan": PLAN, "options": {}}, "invalid-request"),
+        ({"epsilon": 0.0}, "invalid-request"),
+        ({"method": "dpgan"}, "invalid-request"),
+        ({}, "invalid-request"),
+    ],
+)
+def test_a_request_that_no_plan_follows_from_is_refused(body, slug, house, one_dataset):
+    for path in ("/v1/quotes", "/v1/jobs"):
+        answer = house.curator.post(path, json={"dataset": one_dataset["id"]} | body)
+        assert (answer.status_code, answer.json()["slug"]) == (422, slug), answer.text
+        assert "magic" not in answer.text
+        assert "<b>" not in answer.text
+    assert house.balance(one_dataset["account"])["held"] == 0
+
+
+def test_no_method_is_recommended_for_records_that_none_can_learn(house):
+    schema = {"kind": "table", "columns": [{"kind": "number", "name": "age", "low": 0, "high": 120}]}
+    dataset = house.ready(house.curator, schema=schema)
+    for path in ("/v1/quotes", "/v1/jobs"):
+        for more in ({}, {"method": "swd"}):
+            answer = house.curator.post(path, json={"dataset": dataset["id"], "epsilon": 1.0} | more)
+            assert slug(answer) == (422, "no-method")
+
+
+def test_a_key_used_before_there_were_defaults_is_still_known():
+    """Replies are stored under a digest of this text, for ever."""
+    id = "0b6f9f4e-6f0e-4d3b-9d3c-2f6d7a1c5e80"
+    plan = {"kind": "swd", "records": 100, "batch": 10, "dim": 18, "steps": 5, "recipe": "fast-cpu"}
+    body = NewJob.model_validate({"dataset": id, "plan": plan, "target": {"epsilon": 1.0}})
+    assert body.model_dump_json() == (
+        f'{{"dataset":"{id}","plan":{{"kind":"swd","steps":5,"noise_multiplier":null,"records":100,"batch":10,'
+        '"directions":1000,"dim":18,"geometry":"sphere","row_bound":0.5,"label_weight":8.0,'
+        '"frequencies":null,"recipe":"fast-cpu"},"target":{"epsilon":1.0,"accountant":"renyi"},'
+        '"source":null,"shared":false,"after":null}'
+    )
 
 
 # -- adaptations
@@ -561,7 +673,7 @@ class Stream:
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(routes, "_LOOK_EVERY", 0.05)
+    monkeypatch.setattr(routes, "_POLL_SECONDS", 0.05)
 
 
 def test_a_stream_tells_each_change_and_ends_with_the_job(house, quick, one_dataset):

@@ -33,7 +33,8 @@ from local.stack import Stack
 from sluice.envelope import Stream, decrypt_wrapped, new_key, upload_context
 from sluice.methods import Target, plan_from_dict
 from sluice.privacy.relation import Relation
-from sluice.release.balance import GENESIS, Balance, digest
+from sluice.release.chain import GENESIS
+from sluice.release.ledger import Balance, digest
 from worker import sweep
 from worker.opening import data_key
 

@@ -18,7 +18,7 @@ from core import log
 from core.settings import PublishSettings, load
 from sluice.privacy.accountant import Accountant
 from sluice.privacy.events import from_dict
-from sluice.release.attest import readable
+from sluice.release.verify import readable
 from worker import bundle  # noqa: F401 (loaded once, before the forks)
 from worker.publish import make_publisher
 

@@ -22,7 +22,7 @@ from core.schema import ImageSchema
 from sluice.generators.dcgan import DCGAN
 from sluice.generators.image import ARCHITECTURE, WEIGHTS, ImageSynthesizer
 from sluice.privacy.events import Composition, PoissonGaussian, Query, Rotation
-from sluice.release.attest import paths
+from sluice.release.manifest import paths
 from worker import bundle
 from worker.bundle import Facts, build, data, opened
 from worker.trainers.networks import Discriminator

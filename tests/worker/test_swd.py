@@ -12,7 +12,8 @@ from torch import Tensor
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
 from sluice.generators.image import ImageSynthesizer
-from sluice.methods.swd import Features, OneShotRecipe, Patterns, SWDOneShotPlan, SWDPlan, SWDRecipe
+from sluice.methods.swd import SWDPlan, SWDRecipe
+from sluice.methods.swd_one_shot import Features, OneShotRecipe, Patterns, SWDOneShotPlan
 from sluice.privacy.events import Geometry
 from sluice.privacy.problems import InvalidPlan
 from tests.fakes import ImageRows, SeededRng

@@ -18,7 +18,8 @@ from sluice.methods.base import Clipping, Plan
 from sluice.methods.dpgan import DPGANPlan, DPGANRecipe
 from sluice.methods.gswgan import GSWGANPlan, GSWGANRecipe
 from sluice.methods.sinkhorn import SinkhornPlan, SinkhornRecipe
-from sluice.methods.swd import Features, OneShotRecipe, SWDOneShotPlan, SWDPlan, SWDRecipe
+from sluice.methods.swd import SWDPlan, SWDRecipe
+from sluice.methods.swd_one_shot import Features, OneShotRecipe, SWDOneShotPlan
 from tests.fakes import ImageRows, SeededRng
 from worker.mechanisms.noise import SecureRng
 from worker.mechanisms.sampling import EveryRecord

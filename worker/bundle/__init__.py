@@ -19,7 +19,7 @@ from sluice.generators.architecture import UnfitSynthesizer
 from sluice.generators.classifier import Classifier
 from sluice.generators.image import ImageSynthesizer
 from sluice.privacy.events import from_dict
-from sluice.release.attest import DATA, MANIFEST, PRIVACY, SUMS, paths, sums
+from sluice.release.manifest import DATA, MANIFEST, PRIVACY, SUMS, paths, sums
 from worker.bundle.data import draw
 from worker.bundle.facts import Facts, card, croissant
 

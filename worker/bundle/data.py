@@ -17,7 +17,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from core.schema import ImageSchema
 from sluice.generators.image import ImageSynthesizer, Sample
-from sluice.release.attest import DATA
+from sluice.release.manifest import DATA
 from worker.bundle.facts import Facts
 
 GROUP = 16  # chunks of samples in memory at a time

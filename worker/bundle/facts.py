@@ -10,7 +10,7 @@ from typing import Any
 from core.schema import ImageSchema
 from sluice.privacy.accountant import UNITS
 from sluice.release import owners
-from sluice.release.attest import DATA
+from sluice.release.manifest import DATA
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,8 @@ from sluice.generators.dense import Dense
 from sluice.generators.image import ImageSynthesizer
 from sluice.generators.upsampling import Upsampling
 from sluice.methods.base import trainable
-from sluice.methods.swd import GeneratorRecipe, SWDPlan, SWDRecipe, row_length
+from sluice.methods.sliced import GeneratorRecipe
+from sluice.methods.swd import SWDPlan, SWDRecipe, row_length
 from worker.mechanisms.noise import GaussianNoise, Rng
 from worker.mechanisms.projections import (
     Moments,

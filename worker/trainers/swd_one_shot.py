@@ -11,7 +11,7 @@ from torch import Tensor
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
 from sluice.generators.image import ImageSynthesizer
-from sluice.methods.swd import Features, OneShotRecipe, Patterns, SWDOneShotPlan
+from sluice.methods.swd_one_shot import Features, OneShotRecipe, Patterns, SWDOneShotPlan
 from sluice.privacy.events import Query
 from worker.mechanisms.clipping import ROOM
 from worker.mechanisms.noise import GaussianNoise, Rng

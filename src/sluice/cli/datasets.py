@@ -36,7 +36,7 @@ def show_one(dataset: "Json") -> None:
         *([("declared", f"{_terms(dataset['declared'])}: not in force")] if dataset["declared"] else []),
         *([("shared", "other datasets draw on the same budget")] if dataset["shared"] else []),
         ("relation", dataset["relation"].replace("_", "-")),
-        *([("public", "adaptations may learn from it without a charge")] if dataset["public"] else []),
+        *([("public", "can be a public source of jobs")] if dataset["public"] else []),
         ("account", dataset["account"] or "known once its records were read"),
         *(
             [("held because of", ", ".join(map(_CAUSES.__getitem__, dataset["causes"])))]
@@ -128,7 +128,7 @@ def add(
     ] = None,
     public: Annotated[
         bool,
-        typer.Option("--public", help="Anybody may know these records: adaptations may learn from them."),
+        typer.Option("--public", help="These records are public, and can be the source of jobs."),
     ] = False,
     detach: Detach = False,
 ) -> "Json":

@@ -1,4 +1,4 @@
-"""`sluice jobs`: price a training, start it, follow it, stop it."""
+"""`sluice train` and `sluice jobs`: price a training, start it, follow it, stop it."""
 
 import json
 from collections.abc import Iterator
@@ -33,42 +33,33 @@ class DiagnosticsName(StrEnum):
     SVG = "svg"
 
 
-# What is trained by default, and the numbers of each method that did well; bench/utility.py measures them.
-BEST = "atlas"
-GOOD: dict[str, dict[str, Any]] = {
-    "adapt": {"batch": 128, "steps": 1_500},
-    "dpgan": {"batch": 512, "steps": 1_500, "clip": 5.0},
-    "gswgan": {"parts": 500, "panel": 500, "images": 20, "steps": 400},
-    "sinkhorn": {"batch": 6_000, "steps": 60},
-    "swd": {
-        "batch": 100, "steps": 80_000, "frequencies": 8, "label_weight": 8.0, "geometry": "orthonormal",
-    },
-    "swd_one_shot": {"directions": 3000},
-}  # fmt: skip
-
 Id = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job.")]
 DatasetId = Annotated[str, typer.Argument(metavar="DATASET", help="Id of a dataset that is ready.")]
 PlanFile = Annotated[
     Path,
     typer.Argument(
-        metavar="PLAN", help="JSON of a plan, or what `sluice quote KIND --json` prints; - reads it."
+        metavar="PLAN", help="JSON of a plan, or the output of `sluice quote METHOD --json`; - reads it."
     ),
 ]
 Epsilon = Annotated[
     float | None,
-    typer.Option(help="Find the least noise for this epsilon; else the plan's own noise counts."),
+    typer.Option(help="Use the least noise for this epsilon; by default, the noise of the plan."),
 ]
 Source = Annotated[
     str | None,
-    typer.Option(metavar="DATASET", help="For adapt: a public dataset with labels, of the same shape."),
+    typer.Option(
+        metavar="DATASET", help="Public dataset with labels and the same shape, for methods that need one."
+    ),
 ]
-Shared = Annotated[bool, typer.Option("--shared", help="For gswgan: others may go on from its generator.")]
+Shared = Annotated[bool, typer.Option("--shared", help="Others may continue from its generator.")]
 After = Annotated[
     str | None,
-    typer.Option(metavar="JOB", help="For gswgan: the shared job whose generator it goes on from."),
+    typer.Option(metavar="JOB", help="Shared job whose generator the training starts from."),
 ]
-AccountantOption = Annotated[AccountantName, typer.Option(help="Which reading meets --epsilon.")]
-Most = Annotated[int, typer.Option("--limit", min=1, help="How many at most, newest first.")]
+AccountantOption = Annotated[
+    AccountantName, typer.Option(help="The accountant that must read at most --epsilon.")
+]
+Most = Annotated[int, typer.Option("--limit", min=1, help="At most so many, newest first.")]
 
 
 def readings(epsilon: "Json") -> str:
@@ -97,11 +88,11 @@ def _state(job: "Json") -> str:
 
 
 def show_many(jobs: "list[Json]") -> None:
-    def row(one: "Json") -> tuple[str, ...]:
-        steps = f"{one['progress']['step']:,}/{one['progress']['steps']:,}"
-        epsilon = one["epsilon"]["renyi"]
+    def row(job: "Json") -> tuple[str, ...]:
+        steps = f"{job['progress']['step']:,}/{job['progress']['steps']:,}"
+        epsilon = job["epsilon"]["renyi"]
         shown = "" if epsilon is None else f"{epsilon:.4f}"
-        return one["id"], _state(one), one["plan"].get("kind", ""), steps, shown, when(one["created_at"])
+        return job["id"], _state(job), job["plan"].get("kind", ""), steps, shown, when(job["created_at"])
 
     print_table("job", "state", "plan", "steps", "epsilon", "made", rows=map(row, jobs))
 
@@ -129,7 +120,7 @@ def show_quote(quote: "Json") -> None:
 
 
 def follow(jobs: "Iterator[Json]") -> None:
-    """A bar with steps, rate, time left and epsilon, until the job ends."""
+    """Shows a progress bar until the job ends, then the job."""
     job = None
     with bar("steps") as update:
         for job in jobs:
@@ -169,7 +160,7 @@ def quote(
     epsilon: Epsilon = None,
     accountant: AccountantOption = AccountantName.RENYI,
 ) -> "Json":
-    """What a plan would cost this dataset's budget, and what would be left. Writes nothing."""
+    """What a plan would cost this dataset's budget, and what would be left. Changes nothing."""
     return service.quote(dataset, _plan(plan), target=_target(epsilon, accountant))
 
 
@@ -187,8 +178,8 @@ def start(
     watch: Annotated[bool, typer.Option("--watch", help="Follow it until it ends.")] = False,
 ) -> "Json | Iterator[Json]":
     """Charge the budget and enqueue a training."""
-    builds_on = {"source": source, "shared": shared, "after": after}
-    job = service.start_job(dataset, _plan(plan), target=_target(epsilon, accountant), **builds_on)
+    target = _target(epsilon, accountant)
+    job = service.start_job(dataset, _plan(plan), target=target, source=source, shared=shared, after=after)
     return _until_trained(service.watch(job["id"])) if watch else job
 
 
@@ -196,84 +187,42 @@ def start(
 def train(
     service: "Sluice",
     dataset: DatasetId,
-    epsilon: Annotated[float, typer.Option(help="What it may cost: the least noise for it is found.")],
+    epsilon: Annotated[float, typer.Option(help="Epsilon of the training; the least noise for it is used.")],
     method: Annotated[
-        str | None, typer.Option(help="How to learn; by default the one that gives the best images here.")
+        str | None, typer.Option(help="A method of `sluice quote --help`; the recommended one by default.")
     ] = None,
     options: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="NAME=VALUE", help="A number of the plan, as sluice quote METHOD has it."
+            "--set", metavar="NAME=VALUE", help="An option of `sluice quote METHOD`, as steps=2000."
         ),
     ] = None,
     accountant: AccountantOption = AccountantName.RENYI,
     source: Source = None,
     shared: Shared = False,
     after: After = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Do not wait until it has ended.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait until it ends.")] = False,
 ) -> "Json | Iterator[Json]":
     """Train a synthesizer within an epsilon: charge the budget, enqueue, follow it until it ends."""
-    declared = service.dataset(dataset)
-    method = method or ("adapt" if source else "gswgan" if shared or after else None)
-    given = ({"recipe": "fast-cpu"} if shared or after else {}) | dict(map(_assigned, options or []))
-    plan = default_plan(method, declared, given, epsilon)
-    builds_on = {"source": source, "shared": shared, "after": after}
-    job = service.start_job(dataset, plan, target=_target(epsilon, accountant), **builds_on)
+    numbers = dict(_assignment(text) for text in options or []) or None
+    job = service.start_job(
+        dataset,
+        target=_target(epsilon, accountant),
+        method=method,
+        options=numbers,
+        source=source,
+        shared=shared,
+        after=after,
+    )
     return job if detach else _until_trained(service.watch(job["id"]))
 
 
-def default_plan(method: str | None, dataset: "Json", given: "Json", epsilon: float) -> "Json":
-    """A plan for the declared data; what is given counts before what we found good."""
-    from dataclasses import fields
-
-    from sluice.cli.pricing import plan_of
-    from sluice.methods import PLANS, Target
-    from sluice.methods.recommend import charts_for
-    from sluice.privacy.accountant import Accountant
-    from sluice.privacy.problems import Problem
-    from sluice.privacy.relation import Relation
-
-    kind = (method or BEST).replace("-", "_")
-    if kind not in PLANS:
-        raise CannotRun(f"there is no method {method}: sluice quote --help lists them")
-    usual = sized(dict(GOOD.get(kind, {})), dataset["nominal_size"], dataset["schema"])
-    if {"sampling_prob", "records"} & {field.name for field in fields(PLANS[kind])}:
-        usual["records"] = dataset["nominal_size"]
-    if "rate" in given:
-        usual.pop("batch", None)
-    try:
-        if kind == BEST:
-            target = Target(
-                epsilon=epsilon,
-                delta=dataset["budget"]["delta"],
-                relation=Relation(dataset["relation"]),
-                accountant=Accountant.RENYI,
-            )
-            each = dataset["nominal_size"] / len(dataset["schema"]["classes"])
-            usual["charts"] = charts_for(each, target)[0]
-        return plan_of(kind, usual | given).to_dict()
-    except Problem as problem:
-        raise CannotRun(f"{problem.title}: {problem.text}") from None
-
-
-def sized(usual: "Json", records: int, schema: "Json") -> "Json":
-    """Numbers that did well, for so many records of this shape."""
-    from sluice.methods.swd import row_length
-
-    if "batch" in usual:
-        usual["batch"] = min(usual["batch"], records)
-    if "frequencies" in usual:
-        sizes = schema["height"], schema["width"], schema["channels"], len(schema["classes"])
-        usual["dim"] = usual["directions"] = row_length(*sizes, usual["frequencies"])
-    return usual
-
-
-def _assigned(text: str) -> tuple[str, Any]:
+def _assignment(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
         raise CannotRun(f"{text!r} sets nothing: write it like --set steps=2000")
     try:
-        return name.replace("-", "_"), json.loads(value)
+        return name.replace("-", "_"), json.loads(value, parse_constant=str)
     except ValueError:
         return name.replace("-", "_"), value
 
@@ -286,7 +235,7 @@ def diagnostics(
     format: Annotated[DiagnosticsName, typer.Option(help="Numbers or a picture.")] = DiagnosticsName.JSONL,
     to: Annotated[Path | None, typer.Option("--out", help="File; standard output by default.")] = None,
 ) -> "Json | None":
-    """Losses and norms of a job of yours, where the site keeps them. Facts about records, for you alone."""
+    """Losses and gradient norms of your job, if the site keeps them. They depend on records: private."""
     return save_bytes(service.diagnostics(id, format.value), to)
 
 
@@ -294,8 +243,8 @@ def diagnostics(
 @connected(show_many)
 def list_jobs(
     service: "Sluice",
-    state: Annotated[StateName | None, typer.Option(help="Only those in this state.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="Only those on this dataset.")] = None,
+    state: Annotated[StateName | None, typer.Option(help="Only jobs in this state.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Only jobs on this dataset.")] = None,
     limit: Most = 50,
 ) -> "list[Json]":
     """Your jobs, newest first; an admin sees all."""
@@ -305,7 +254,7 @@ def list_jobs(
 @app.command()
 @connected(show_one)
 def show(service: "Sluice", id: Id) -> "Json":
-    """One job: state, steps, what it cost."""
+    """Show a job: state, steps, cost."""
     return service.job(id)
 
 
@@ -319,5 +268,5 @@ def watch(service: "Sluice", id: Id) -> "Iterator[Json]":
 @app.command()
 @connected(show_one)
 def cancel(service: "Sluice", id: Id) -> "Json":
-    """Stop a job. Before its records are opened the charge is given back, later it stays."""
+    """Stop a job. Before its records are opened the charge is voided, later it stays."""
     return service.cancel(id)

@@ -130,7 +130,8 @@ def verify_account(
 
     `head` is a digest known from elsewhere, as a release carries one: the chain must run through it.
     """
-    from sluice.release.balance import Balance, Broken, fold
+    from sluice.release.chain import Broken
+    from sluice.release.ledger import Balance, fold
 
     try:
         one = str(uuid.UUID(account))

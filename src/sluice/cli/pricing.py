@@ -1,7 +1,6 @@
-"""The arithmetic of `sluice quote`: plans from options, what they cost, and how that is shown."""
+"""The arithmetic of `sluice quote`: options of a method, costs in an account, and how they are shown."""
 
-import inspect
-import sys
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from enum import StrEnum
 from functools import partial
@@ -11,8 +10,8 @@ from typing import Annotated, Any, get_args
 import typer
 
 from sluice.cli.connection import output, print_fields
-from sluice.methods import PLANS, Plan, Target, plan_from_dict
-from sluice.methods.base import rate_of
+from sluice.methods import METHODS, SHORT_NAMES, Plan, Target, plan_from_options
+from sluice.plot import line_plot
 from sluice.privacy import account
 from sluice.privacy.accountant import Accountant, cost
 from sluice.privacy.accountant import epsilon as read_epsilon
@@ -22,79 +21,77 @@ from sluice.privacy.relation import Relation
 
 Curve = list[tuple[int, float]]
 
-# What a person types → the field of a plan.
-FIELDS = {"clip": "clip_norm", "noise": "noise_multiplier", "rate": "sampling_prob"}
 HELP = {
     "batch": "Records per batch; the rate becomes 1/ceil(records/batch).",
     "clip": "Clipping norm.",
     "clipping": "What is clipped.",
     "dim": "Length of a row, labels included.",
     "directions": "Projection directions per step.",
-    "features": "What one-shot sums.",
+    "features": "What is summed.",
     "geometry": "How directions are drawn.",
     "images": "Generated images per step.",
     "noise": "Noise multiplier: noise over sensitivity.",
-    "parts": "Parts the records are divided into.",
+    "parts": "Number of disjoint parts of the records.",
     "rate": "Sampling rate, instead of records and batch.",
-    "recipe": "Name of a preset: how it learns, without bearing on the cost.",
+    "recipe": "Name of a preset: how it learns, without influence on the cost.",
     "records": "Declared number of records.",
     "row_bound": "Norm each row is clipped to.",
     "steps": "Training steps.",
 }
 
 
-def about(kind: str) -> str | None:
-    return sys.modules[PLANS[kind].__module__].__doc__
+def variants(name: str) -> dict[str, str]:
+    """Methods that are also a flag of this one: NAME_FORM is the flag `--form` of NAME."""
+    return {other.removeprefix(f"{name}_"): other for other in METHODS if other.startswith(f"{name}_")}
 
 
-def plan_options(kind: str) -> dict[str, Any]:
-    """The fields of a kind of plan as options; none is required here, the plan says what it lacks."""
-    classes = [cls for name, cls in PLANS.items() if name in (kind, f"{kind}_one_shot")]
-    found: dict[str, Any] = {}
-    for field in (field for cls in classes for field in fields(cls)):
-        name = {plain: short for short, plain in FIELDS.items()}.get(field.name, field.name)
-        [base, *_] = [each for each in get_args(field.type) or (field.type,) if each is not type(None)]
-        if inspect.isclass(base) and issubclass(base, StrEnum):
-            base = StrEnum(base.__name__, {each.name: each.value.replace("_", "-") for each in base})
-        elif base not in (int, float, bool):
-            base = str if name == "recipe" else None
-        if base and field.name != "expected_batch":
-            known = field.default is not MISSING and field.default is not None
-            text = HELP.get(name, "") + (f" Default {field.default}." if known else "")
-            found[name] = Annotated[base | None, typer.Option(help=text)]
-    if "rate" in found:
-        for name in ("records", "batch"):
-            found[name] = Annotated[int | None, typer.Option(help=HELP[name])]
-    if len(classes) > 1:
-        found["one_shot"] = Annotated[bool, typer.Option("--one-shot", help="One release of all records.")]
-    return found
+def method_options(name: str) -> dict[str, Any]:
+    """Typer annotations for the fields of a method's plan; all optional, the plan says what is missing."""
+    options: dict[str, Any] = {}
+    short_names = {field: short for short, field in SHORT_NAMES.items()}
+    for field in (
+        field for method in (name, *variants(name).values()) for field in fields(METHODS[method].plan)
+    ):
+        option = short_names.get(field.name, field.name)
+        kind: Any = next(kind for kind in get_args(field.type) or (field.type,) if kind is not type(None))
+        if isinstance(kind, type) and issubclass(kind, StrEnum):
+            kind = _with_dashes(kind)
+        elif kind not in (int, float, bool):
+            kind = str if option == "recipe" else None
+        if kind is not None and field.name != "expected_batch":
+            default = "" if field.default in (MISSING, None) else f" Default {field.default}."
+            options[option] = Annotated[kind | None, typer.Option(help=HELP.get(option, "") + default)]
+    if "rate" in options:
+        for option in ("records", "batch"):
+            options[option] = Annotated[int | None, typer.Option(help=HELP[option])]
+    for flag, variant in variants(name).items():
+        help = METHODS[variant].description
+        options[flag] = Annotated[bool, typer.Option(f"--{flag.replace('_', '-')}", help=help)]
+    return options
 
 
-def plan_of(kind: str, options: dict[str, Any]) -> Plan:
-    """The plan that options by name describe; what is None is left to the plan."""
-    given = {FIELDS.get(name, name): value for name, value in options.items() if value is not None}
-    if given.pop("one_shot", False):
-        kind += "_one_shot"
-    known = {field.name for field in fields(PLANS[kind])}
-    if "sampling_prob" in known:
-        records, batch = given.pop("records", None), given.pop("batch", None)
-        if (batch is None) == ("sampling_prob" not in given) or (batch is not None and records is None):
-            raise InvalidPlan("Give the sampling either as --rate, or as --records and --batch.")
-        if batch is not None:
-            given["sampling_prob"] = rate_of(records=records, batch=batch)
-        if "expected_batch" in known and records:
-            given["expected_batch"] = given["sampling_prob"] * records
-    plain = {n: v.replace("-", "_") if isinstance(v, StrEnum) else v for n, v in given.items()}
-    return plan_from_dict({"kind": kind, **plain})
+def _with_dashes(kind: type[StrEnum]) -> Any:
+    make: Any = StrEnum
+    return make(kind.__name__, {member.name: member.value.replace("_", "-") for member in kind})
+
+
+def plan_of(name: str, options: dict[str, Any]) -> Plan:
+    """The plan that options of `sluice quote NAME` describe."""
+    chosen = [variant for flag, variant in variants(name).items() if options.pop(flag, False)]
+    values = {
+        key: str(value).replace("-", "_") if isinstance(value, StrEnum) else value
+        for key, value in options.items()
+    }
+    return plan_from_options((chosen or [name])[0], values)
 
 
 @dataclass(frozen=True)
 class Terms:
-    """The account a quote is for; without an epsilon, the smallest that holds what is priced."""
+    """The account a quote is for; without an epsilon, the smallest that holds the events."""
 
     epsilon: float | None
     delta: float | None
-    relation: str
+    relation: Relation
     order: float | None
 
     def known_delta(self) -> float:
@@ -102,25 +99,27 @@ class Terms:
             raise InvalidTarget("A guarantee has a delta: give --delta, for instance 1e-5.")
         return self.delta
 
-    def figures(self, events: list[Event] | tuple[Event, ...]) -> dict[str, Any]:
+    def target(self, accountant: str = Accountant.RENYI) -> Target | None:
+        if self.epsilon is None:
+            return None
+        by = Accountant(accountant)
+        return Target(epsilon=self.epsilon, delta=self.known_delta(), relation=self.relation, accountant=by)
+
+    def figures(self, events: Sequence[Event]) -> dict[str, Any]:
         """The numbers every quote has, for events in one account."""
-        delta, epsilon, order, relation = (
-            self.known_delta(),
-            self.epsilon,
-            self.order,
-            Relation(self.relation),
-        )
+        delta, epsilon, order, relation = self.known_delta(), self.epsilon, self.order, self.relation
         if not events:
             raise InvalidTarget("There is no event to account for; list at least one.")
         by_renyi = read_epsilon(events, delta=delta, accountant=Accountant.RENYI, relation=relation)
         best = account.best_order(events, epsilon=epsilon or by_renyi.epsilon, delta=delta, relation=relation)
         if order is None:
             order = best if epsilon is None else account.default_order(epsilon, delta)
-        costs = [cost(one, order=order, relation=relation) for one in events]
+        costs = [cost(event, order=order, relation=relation) for event in events]
         total = sum(costs)
         # Without a budget, the account is the smallest that holds these events at the best order.
         budget = epsilon or account.cost_as_epsilon(total, delta=delta, order=order) * (1 + 1e-9)
         capacity = account.capacity(budget, delta, order)
+        costs_at_best = [cost(event, order=best, relation=relation) for event in events]
         try:
             by_pld = read_epsilon(events, delta=delta, accountant=Accountant.PLD, relation=relation).epsilon
         except TooCostlyToAccount:
@@ -142,30 +141,26 @@ class Terms:
             "fits": left >= 0,
             "admits": account.admits(costs, capacity),
             "best_order": best,
-            "admits_at_best_order": account.admits(
-                [cost(one, order=best, relation=relation) for one in events],
-                account.capacity(budget, delta, best),
-            ),
+            "admits_at_best_order": account.admits(costs_at_best, account.capacity(budget, delta, best)),
         }
 
 
 def quote_plan(plan: Plan, terms: Terms, accountant: str, plot: Path | None) -> dict[str, Any]:
-    """Settles the missing number of a plan, then says what it costs."""
-    delta, epsilon, relation = terms.known_delta(), terms.epsilon, Relation(terms.relation)
-    given = [epsilon is not None, plan.noise_multiplier is not None, plan.steps is not None]
+    """Finds the number that the plan lacks, then gives what it costs."""
+    delta, target = terms.known_delta(), terms.target(accountant)
+    given = [target is not None, plan.noise_multiplier is not None, plan.steps is not None]
     if given not in ([False, True, True], [True, False, True], [True, True, False]):
         raise InvalidTarget("Give two of --epsilon, --noise and --steps; the third follows.")
-    if epsilon is not None:
-        by = {"relation": relation, "accountant": Accountant(accountant)}
-        target = Target(epsilon=epsilon, delta=delta, **by)
-        plan = plan.stretched(target) if plan.steps is None else plan.calibrated(target)
-    claim, curve = plan.published_reading(delta), partial(epsilon_over_steps, plan, delta, relation)
+    if target is not None:
+        plan = plan.with_max_steps(target) if plan.steps is None else plan.calibrated(target)
+    claim, curve = plan.published_reading(delta), partial(epsilon_over_steps, plan, delta, terms.relation)
     if plot is not None:
         if not plan.by_steps:
             raise InvalidPlan(
                 f"The cost of {plan.kind} does not grow step by step: there is nothing to plot."
             )
-        plot.write_text(svg(curve(), delta), encoding="utf-8")
+        name = f"epsilon by Rényi at delta {delta:g}"
+        plot.write_text(line_plot({name: curve()}, from_zero=True), encoding="utf-8")
     return {
         "plan": plan.to_dict(),
         "event": plan.event().to_dict(),
@@ -185,14 +180,14 @@ def quote_plan(plan: Plan, terms: Terms, accountant: str, plot: Path | None) -> 
     }
 
 
-def show(result: dict[str, Any], curve: Curve) -> None:
-    by_pld, budget = result["epsilon"]["pld"], result["account"]
+def show(result: dict[str, Any], curve: Callable[[], Curve]) -> None:
+    by_pld, budget, best = result["epsilon"]["pld"], result["account"], result["best_order"]
     rows = [
         ("epsilon, Rényi", f"{result['epsilon']['renyi']:.4f}", f"at order {result['renyi_order']:g}"),
         (
             "epsilon, PLD",
             "out of reach" if by_pld is None else f"{by_pld:.4f}",
-            "composed as if chosen in advance",
+            "for plans chosen in advance",
         ),
         ("delta, relation", f"{result['delta']:g}, {result['relation'].replace('_', '-')}", ""),
     ]
@@ -201,22 +196,17 @@ def show(result: dict[str, Any], curve: Curve) -> None:
             ("multiplier", f"{result['multiplier']:g}", f"noise {result['noise_stddev']:g}"),
             ("steps", f"{result['steps']:,}", f"rate {result['rate']:.6g}" if result["rate"] else ""),
         ]
+    worth = f"worth epsilon {result['left_as_epsilon']:.4f}" if result["fits"] else "does not fit"
     rows += [
         ("cost", f"{result['cost'] / 1e9:.9f}", f"at order {result['order']:g}"),
         ("capacity", f"{result['capacity'] / 1e9:.9f}", f"of ({budget['epsilon']:.4g}, {budget['delta']:g})"),
-        (
-            "left",
-            f"{result['left'] / 1e9:.9f}",
-            f"worth epsilon {result['left_as_epsilon']:.4f}" if result["fits"] else "does not fit",
-        ),
-        (
-            "room for",
-            f"{result['admits']}",
-            f"{result['admits_at_best_order']} at order {result['best_order']:g}",
-        ),
+        ("left", f"{result['left'] / 1e9:.9f}", worth),
+        ("room for", f"{result['admits']}", f"{result['admits_at_best_order']} at order {best:g}"),
     ]
     if take := result.get("recommended"):
-        rows = [("take", take["method"], f"--set charts={take['charts']}"), *rows]
+        options = {name: value for name, value in take.items() if name not in ("method", "why")}
+        settings = " ".join(f"--set {name}={value}" for name, value in options.items())
+        rows = [("recommended", take["method"], settings), *rows]
     if claim := result.get("published"):
         rows.append(("published", f"{claim['epsilon']:.4g}", f"no guarantee: {claim['flaw']}"))
     print_fields(*rows)
@@ -224,21 +214,22 @@ def show(result: dict[str, Any], curve: Curve) -> None:
         output().print(f"Why {take['method']}: {take['why']}.")
     if result["at_grid_end"]:
         output().print("The best order lies at the end of the range; the PLD reading is the better guide.")
-    if len(curve) > 1:
-        output().print(drawing(curve))
+    if len(points := curve()) > 1:
+        output().print(drawing(points))
 
 
 def epsilon_over_steps(plan: Plan, delta: float, relation: Relation) -> Curve:
-    """Rényi readings along the way to the plan's last step, if it may end there."""
+    """Rényi readings after parts of the steps, for a plan whose cost grows with them."""
     if not plan.by_steps:
         return []
-    how = {"delta": delta, "relation": relation, "accountant": Accountant.RENYI}
     steps = sorted({max(1, plan.known_steps * i // 40) for i in range(1, 41)})
-    return [(at, replace(plan, steps=at).reading(**how).epsilon) for at in steps]
+    plans = {count: replace(plan, steps=count) for count in steps}
+    by = Accountant.RENYI
+    return [(n, p.reading(delta=delta, relation=relation, accountant=by).epsilon) for n, p in plans.items()]
 
 
 def drawing(curve: Curve, height: int = 8) -> str:
-    """Epsilon over steps in the terminal, eighths of a line high."""
+    """Epsilon over steps for a terminal, with a resolution of an eighth of a line."""
     top = max(value for _, value in curve) or 1.0
     lines = []
     for row in range(height, 0, -1):
@@ -246,20 +237,3 @@ def drawing(curve: Curve, height: int = 8) -> str:
         label = f"{top * row / height:8.3g} " if row in (height, height // 2) else " " * 9
         lines.append(label + "".join(" ▁▂▃▄▅▆▇█"[count] for count in eighths))
     return "\n".join([*lines, " " * 9 + f"{curve[0][0]:,} … {curve[-1][0]:,} steps, epsilon by Rényi"])
-
-
-def svg(curve: Curve, delta: float) -> str:
-    """The same curve as a small picture that needs nothing to be shown."""
-    last, top = curve[-1][0], max(value for _, value in curve) or 1.0
-    points = " ".join(f"{60 + 500 * at / last:.1f},{270 - 230 * value / top:.1f}" for at, value in curve)
-    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 600 320"
- font-family="sans-serif" font-size="12">
-<rect width="600" height="320" fill="white"/>
-<path d="M60 40V270H560" fill="none" stroke="#888"/>
-<polyline points="{points}" fill="none" stroke="#1f5fa8" stroke-width="2"/>
-<text x="60" y="24">epsilon by Rényi at delta {delta:g}</text>
-<text x="52" y="44" text-anchor="end">{top:.3g}</text><text x="52" y="274" text-anchor="end">0</text>
-<text x="60" y="290" text-anchor="middle">0</text>
-<text x="560" y="290" text-anchor="middle">{last:,} steps</text>
-</svg>
-"""

@@ -1,4 +1,4 @@
-"""`sluice quote`: what a plan, an event or a list of events costs, worked out here, without a server."""
+"""`sluice quote`: what a plan, an event or a list of events costs, computed locally without a server."""
 
 import inspect
 import re
@@ -39,7 +39,7 @@ Epsilon = Annotated[
 ]
 RelationOption = Annotated[RelationName, typer.Option("--relation", help="Neighbouring relation.")]
 AccountantOption = Annotated[
-    AccountantName, typer.Option("--accountant", help="Which reading meets --epsilon.")
+    AccountantName, typer.Option("--accountant", help="The accountant that must read at most --epsilon.")
 ]
 Order = Annotated[float | None, typer.Option(help="Rényi order of the account; the best by default.")]
 PlotFile = Annotated[
@@ -48,57 +48,55 @@ PlotFile = Annotated[
 File = Annotated[Path, typer.Argument(help="A JSON file; - reads standard input.")]
 
 
-class Methods(TyperGroup):
-    """One command for each kind of plan, made of its fields when asked for: help loads no arithmetic."""
+class QuoteGroup(TyperGroup):
+    """The commands of this file and one for each method. Methods load when asked for, since numpy is slow."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*_kinds(), *super().list_commands(ctx)]
+        from sluice.methods import METHODS
+
+        return [*(name.replace("_", "-") for name in METHODS), *super().list_commands(ctx)]
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        if name in (own := super().list_commands(ctx)) or name not in _kinds():
-            return super().get_command(ctx, name) if name in own else None
-        one = typer.Typer(add_completion=False)
-        one.command(name)(_command(name))
-        return typer.main.get_command(one)
+        if name in super().list_commands(ctx) or name not in self.list_commands(ctx):
+            return super().get_command(ctx, name)
+        group = typer.Typer(add_completion=False)
+        group.command(name)(method_command(name.replace("-", "_")))
+        return typer.main.get_command(group)
 
 
 app = typer.Typer(
-    cls=Methods, no_args_is_help=True, help="What would it cost? Computed offline; nothing is written."
+    cls=QuoteGroup, no_args_is_help=True, help="What would it cost? Computed offline; nothing is written."
 )
 
 
-def _kinds() -> list[str]:
-    """Kinds of plans; the one-shot form of a kind is an option of it."""
-    from sluice.methods import PLANS
-
-    return [kind.replace("_", "-") for kind in PLANS if not kind.endswith("_one_shot")]
-
-
-def _command(name: str) -> Callable[..., None]:
-    from sluice.cli.pricing import about, plan_of, plan_options, quote_plan
-
-    kind = name.replace("-", "_")
+def method_command(name: str) -> Callable[..., None]:
+    """`sluice quote METHOD`: the fields of the method's plan are its options."""
+    from sluice.cli.pricing import method_options, plan_of, quote_plan
+    from sluice.methods import METHODS
 
     def price(
         terms: "Terms", accountant: AccountantName, plot: Path | None, **options: Any
     ) -> dict[str, Any]:
-        return quote_plan(plan_of(kind, options), terms, accountant.value, plot)
+        return quote_plan(plan_of(name, options), terms, accountant.value, plot)
 
-    own = [
-        inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for option, default, annotation in (
-            *((option, None, annotation) for option, annotation in plan_options(kind).items()),
-            ("accountant", AccountantName.RENYI, AccountantOption),
-            ("plot", None, PlotFile),
-        )
-    ]
-    return priced(price, own, about(kind))
+    price.__doc__ = METHODS[name].description
+    own: dict[str, tuple[Any, Any]] = {
+        option: (None, annotation) for option, annotation in method_options(name).items()
+    }
+    own |= {"accountant": (AccountantName.RENYI, AccountantOption), "plot": (None, PlotFile)}
+    return quoting(
+        price,
+        [
+            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for option, (default, annotation) in own.items()
+        ],
+    )
 
 
-def priced(
-    price: Callable[..., dict[str, Any]], own: list[inspect.Parameter], doc: str | None
+def quoting(
+    price: Callable[..., dict[str, Any]], own: list[inspect.Parameter] | None = None
 ) -> Callable[..., None]:
-    """A command with options of its own and those every quote has; what `price` gives of them is printed."""
+    """A command with the options of `price` and those every quote has; prints what `price` returns."""
 
     def command(
         delta: Delta = None,
@@ -110,39 +108,39 @@ def priced(
     ) -> None:
         from sluice.cli.pricing import Terms, show
         from sluice.privacy.problems import Problem
+        from sluice.privacy.relation import Relation
 
         try:
-            result = price(Terms(epsilon, delta, relation.replace("-", "_"), order), **options)
+            terms = Terms(epsilon, delta, Relation(relation.replace("-", "_")), order)
+            result = price(terms, **options)
         except Problem as problem:
             if as_json:
                 print(dumps({"problem": problem.to_dict()}))
             print(inert(f"{problem.title}: {problem.text}"), file=sys.stderr)
             raise typer.Exit(2) from None
-        curve = result.pop("curve", list)  # worked out if it is shown
-        print(dumps(result)) if as_json else show(result, curve())
+        curve = result.pop("curve", list)  # computed only if it is shown
+        print(dumps(result)) if as_json else show(result, curve)
 
-    shared = [each for each in inspect.signature(command).parameters.values() if each.name != "options"]
+    if own is None:
+        own = list(inspect.signature(price).parameters.values())[1:]
+    shared = [option for option in inspect.signature(command).parameters.values() if option.name != "options"]
     with_options(command, [*own, *shared])
-    command.__doc__ = doc
+    command.__doc__ = price.__doc__
     return command
 
 
-def _quoting(function: Callable[..., dict[str, Any]]) -> Callable[..., None]:
-    return priced(function, list(inspect.signature(function).parameters.values())[1:], function.__doc__)
-
-
 @app.command("event")
-@_quoting
+@quoting
 def event(terms: "Terms", file: File) -> dict[str, Any]:
     """Reads one event from a JSON file."""
     from sluice.privacy.events import from_json
 
-    one = from_json(read(file))
-    return {"event": one.to_dict(), **terms.figures([one])}
+    one_event = from_json(read(file))
+    return {"event": one_event.to_dict(), **terms.figures([one_event])}
 
 
 @app.command("account")
-@_quoting
+@quoting
 def account(
     terms: "Terms",
     events: Annotated[Path, typer.Option(help="A JSON file with an event or a list of events.")],
@@ -155,47 +153,45 @@ def account(
     if terms.epsilon is None:
         raise InvalidTarget("An account has a budget: give --epsilon and --delta.")
     body = read_json(read(events))
-    listed = flat([from_dict(one) for one in (body if isinstance(body, list) else [body])])
-    return {"events": [one.to_dict() for one in listed], **terms.figures(listed)}
+    listed = flat([from_dict(item) for item in (body if isinstance(body, list) else [body])])
+    return {"events": [item.to_dict() for item in listed], **terms.figures(listed)}
 
 
 @app.command("recommend")
-@_quoting
+@quoting
 def recommend(
     terms: "Terms",
     image: Annotated[str, typer.Option(metavar="HxW", help="Height and width in pixels, such as 28x28.")],
-    classes: Annotated[int, typer.Option(min=1, help="How many classes.")],
-    records: Annotated[int, typer.Option(min=1, help="How many records, about.")],
-    device: Annotated[Device, typer.Option(help="What it would be trained on.")] = Device.CPU,
+    classes: Annotated[int, typer.Option(min=1, help="Number of classes.")],
+    records: Annotated[int, typer.Option(min=1, help="Approximate number of records.")],
+    device: Annotated[Device, typer.Option(help="Device of the training.")] = Device.CPU,
 ) -> dict[str, Any]:
-    """Names the method to take for such images within --epsilon and --delta, says why, and prices it."""
+    """Recommends a method for such images within --epsilon and --delta, says why, and prices it."""
     from sluice.cli.pricing import quote_plan
-    from sluice.methods import Target
-    from sluice.methods.recommend import Images, recommended
-    from sluice.privacy.accountant import Accountant
-    from sluice.privacy.problems import InvalidTarget
-    from sluice.privacy.relation import Relation
+    from sluice.methods import PublicFacts, learnable, plan_from_options, recommended
+    from sluice.privacy.problems import InvalidPlan, InvalidTarget
 
-    if terms.epsilon is None:
-        raise InvalidTarget("What to take depends on the budget: give --epsilon and --delta.")
-    sides = image_size(image)
+    target, sides = terms.target(), image_size(image)
+    if target is None:
+        raise InvalidTarget("The recommendation depends on the budget: give --epsilon and --delta.")
     if sides is None:
         raise InvalidTarget("Sides are two numbers with an x between them, such as 28x28.")
-    target = Target(
-        epsilon=terms.epsilon,
-        delta=terms.known_delta(),
-        relation=Relation(terms.relation),
-        accountant=Accountant.RENYI,
+    height, width, channels = sides
+    facts = PublicFacts(
+        kind="image", records=records, height=height, width=width, channels=channels, classes=classes
     )
-    plan, why = recommended(Images(*sides[:2], classes, records), target, device.value)
-    take = {"method": plan.kind, "charts": plan.charts, "why": why}
-    return {"recommended": take, **quote_plan(plan, terms, "renyi", None)}
+    method = recommended(facts)
+    if method is None:
+        raise InvalidPlan(f"Methods can learn {learnable()}; scale yours before they are registered.")
+    options = method.defaults(facts, target)
+    take = {"method": method.name, **options, "why": method.why(facts, target, device.value)}
+    return {"recommended": take, **quote_plan(plan_from_options(method.name, options), terms, "renyi", None)}
 
 
 def image_size(text: str) -> tuple[int, int, int] | None:
     """Height, width and channels of 28x28 or 32x32x3."""
-    found = re.fullmatch(r"(\d+)x(\d+)(?:x([13]))?", text)
-    return (int(found[1]), int(found[2]), int(found[3] or 1)) if found else None
+    match = re.fullmatch(r"(\d+)x(\d+)(?:x([13]))?", text)
+    return (int(match[1]), int(match[2]), int(match[3] or 1)) if match else None
 
 
 def read(file: Path) -> str:

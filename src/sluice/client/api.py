@@ -104,29 +104,42 @@ class Sluice(Connection):
 
     # Quotes and jobs
 
-    def quote(self, dataset: str, plan: Json, *, target: Json | None = None) -> Json:
-        """What a plan would cost this dataset's account. Changes nothing."""
-        return self._post("quotes", body={"dataset": dataset, "plan": plan, "target": target}, retry=True)
+    def quote(
+        self,
+        dataset: str,
+        plan: Json | None = None,
+        *,
+        target: Json | None = None,
+        method: str | None = None,
+        options: Json | None = None,
+    ) -> Json:
+        """What a plan, or a method with options, would cost this dataset's account. Changes nothing."""
+        chosen = {"plan": plan, "target": target, "method": method, "options": options}
+        return self._post("quotes", body={"dataset": dataset, **chosen}, retry=True)
 
     def start_job(
         self,
         dataset: str,
-        plan: Json,
+        plan: Json | None = None,
         *,
         target: Json | None = None,
         source: str | None = None,
         shared: bool = False,
         after: str | None = None,
         key: str | None = None,
+        method: str | None = None,
+        options: Json | None = None,
     ) -> Json:
         """Charges the account and enqueues a training. Repeating it with the same key and body returns the
         same job.
 
-        `source` is a public dataset to learn labels from; `shared` lets another owner continue from the
-        generator, in a job whose `after` is the id of this one.
+        Give a plan, or a target with or without a method and options of its plan. `source` is a public
+        dataset for methods that need one; `shared` lets another owner continue from the generator, in a job
+        whose `after` is the id of this one.
         """
+        chosen = {"plan": plan, "target": target, "method": method, "options": options}
         builds_on = {"source": source, "shared": shared, "after": after}
-        body = {"dataset": dataset, "plan": plan, "target": target, **builds_on}
+        body = {"dataset": dataset, **chosen, **builds_on}
         return self._post("jobs", body=body, key=key or str(uuid.uuid4()))
 
     def jobs(self, *, state: str | None = None, dataset: str | None = None) -> Iterator[Json]:

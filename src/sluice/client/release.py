@@ -66,7 +66,7 @@ class Release:
         if self.service is None:
             raise CannotRun("a release in a directory is downloaded already")
         if self.view["state"] in ("withdrawing", "withdrawn"):
-            from sluice.release.attest import ReleaseWithdrawn
+            from sluice.release.revocations import ReleaseWithdrawn
 
             raise NotVerified(ReleaseWithdrawn(f"It was withdrawn: {self.view['reason']}"))
         if not self.view.get("files"):

@@ -19,7 +19,8 @@ from sluice.client.http import Json
 from sluice.client.problems import CannotRun, NotVerified
 from sluice.envelope import WrappingKey
 from sluice.privacy.problems import Problem
-from sluice.release.attest import UnknownKey, key_id, open_revocations
+from sluice.release.revocations import open_revocations
+from sluice.release.statement import UnknownKey, key_id
 
 Keys = dict[str, bytes]
 

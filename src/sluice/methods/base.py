@@ -1,4 +1,4 @@
-"""What all plans share: numbers fixed before data is touched, an event, and the search for noise or steps."""
+"""Base of all plans: numbers fixed before data is touched, their event, and the search for noise or steps."""
 
 import math
 from collections.abc import Callable
@@ -19,14 +19,14 @@ from sluice.privacy.problems import (
 )
 from sluice.privacy.relation import Relation
 
-# A search stops this close below its limit.
+# A search for noise stops when epsilon is between this fraction of its limit and the limit.
 CLOSE = 0.998
 
 
 class Clipping(StrEnum):
-    """What is clipped to `clip_norm`: the gradient of all generated images together, or of each by itself.
+    """What is clipped to `clip_norm`: the gradient of all generated images together, or of each image.
 
-    SEMIDUAL, for Sinkhorn alone: what each record adds to a sum.
+    SEMIDUAL: the contribution of each record to a sum.
     """
 
     JOINT = "joint"
@@ -48,14 +48,17 @@ class Target:
         check_delta(self.delta)
 
 
+# Sides of images, in pixels, that there are networks for.
+SIDES = range(8, 65)
+
+
 def trainable(height: int, width: int) -> bool:
-    """Whether there are networks for images of these sides."""
-    return all(8 <= side <= 64 for side in (height, width))
+    return height in SIDES and width in SIDES
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedReading:
-    """An epsilon as a paper would print it. Not a guarantee: it is no `Reading` and pays for nothing."""
+    """The epsilon of a paper's own formula, for comparison. Not a guarantee, and never charged."""
 
     claimed_epsilon: float
     formula: str
@@ -64,18 +67,18 @@ class PublishedReading:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Every number training will use. `noise_multiplier` is noise / sensitivity as each plan states it."""
+    """Every number training will use. `noise_multiplier` is noise / sensitivity, as each plan defines it."""
 
-    kind: ClassVar[str]
-    recipes: ClassVar[type[Recipe] | None] = None  # what the field `recipe` holds, where there is one
-    by_steps: ClassVar[bool] = True  # whether the first of its steps are a plan too, that costs less
+    kind: ClassVar[str]  # name of the method
+    recipes: ClassVar[type[Recipe] | None] = None  # type of the field `recipe`, in plans that have one
+    by_steps: ClassVar[bool] = True  # whether the plan with fewer steps is valid and costs less
     steps: int | None = None
     noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.type in (float, float | None) and type(value) is int:
+            if field.type in (float, float | None) and type(value) is int and abs(value) <= 2**53:
                 object.__setattr__(self, field.name, float(value))
         if self.steps is not None:
             whole("steps", self.steps, most=MOST_STEPS, problem=InvalidPlan)
@@ -84,19 +87,19 @@ class Plan:
         self.check()
 
     def check(self) -> None:
-        """Refuses numbers that cannot be trained with."""
+        """Raises InvalidPlan for numbers that cannot be trained with."""
         raise NotImplementedError
 
     def require_fit(self, height: int, width: int, channels: int, classes: int) -> None:
-        """Refuses images that a training by this plan would refuse, before anybody pays for it."""
+        """Raises InvalidPlan for images that the trainer would refuse, before the budget is charged."""
 
     def event(self) -> Event:
-        """What this plan costs, once steps and noise are known."""
+        """The event to charge. Needs steps and noise."""
         raise NotImplementedError
 
     @property
     def unit_noise(self) -> float:
-        """The noise standard deviation that a multiplier of one stands for."""
+        """The noise standard deviation at a noise multiplier of one."""
         raise NotImplementedError
 
     def published_reading(self, delta: float) -> PublishedReading | None:
@@ -115,20 +118,19 @@ class Plan:
     @property
     def known_steps(self) -> int:
         if self.steps is None:
-            raise NotCalibrated("The plan has no steps yet; give steps or call stretched(target).")
+            raise NotCalibrated("The plan has no steps yet; give steps or call with_max_steps(target).")
         return self.steps
 
     @property
     def progress_steps(self) -> int:
-        """How many steps a training shows: those that are paid for, and any that follow the last of them
-        without records."""
+        """Steps that a job reports: those that read records, and any that follow without reading them."""
         return self.known_steps
 
     def reading(self, *, delta: float, relation: Relation, accountant: Accountant) -> Reading:
         return epsilon(self.event(), delta=delta, relation=relation, accountant=accountant)
 
     def calibrated(self, target: Target) -> Self:
-        """The same steps with the least noise that meets the target, re-read to lie at or below it."""
+        """The same steps with the least noise whose measured epsilon is at or below the target."""
 
         def measure(noise: float) -> float:
             return replace(self, noise_multiplier=noise).epsilon_for(target)
@@ -142,8 +144,12 @@ class Plan:
                 guess = 100.0
         return replace(self, noise_multiplier=least_noise(measure, limit=target.epsilon, guess=guess))
 
-    def stretched(self, target: Target) -> Self:
+    def with_max_steps(self, target: Target) -> Self:
         """The same noise with the most steps that stay within the target."""
+        if not self.by_steps:
+            raise InvalidPlan(
+                f"The steps of a plan for {self.kind} are fixed; use calibrated(target) to choose its noise."
+            )
 
         def fits(steps: int) -> bool:
             return replace(self, steps=steps).epsilon_for(target) <= target.epsilon
@@ -177,8 +183,8 @@ def rounded_up(noise: float) -> float:
 def least_noise(measure: Callable[[float], float], *, limit: float, guess: float) -> float:
     """The least noise with measure(noise) <= limit, to within 0.2 % of the limit; measure falls with noise.
 
-    False position on logarithms, where epsilon against noise is nearly a straight line, with halving as a
-    stand-by. Only a noise that was measured and found within the limit is ever returned.
+    False position on logarithms, where epsilon against noise is nearly a straight line; bisection every third
+    turn. Guarantee: the noise returned was measured and is within the limit.
     """
     enough, too_little, shrink = guess, guess, 0.9
     at_enough = at_too_little = measure(rounded_up(guess))
@@ -227,7 +233,7 @@ def most_steps(fits: Callable[[int], bool], *, guess: int) -> int:
 
 
 def rate_of(*, records: int, batch: int) -> float:
-    """The rate our sampler draws at for batches of about `batch`: one over a whole number of batches."""
+    """The sampling rate for batches of about `batch` records: one over a whole number of batches."""
     whole("records", records, most=10**12, problem=InvalidPlan)
     whole("batch", batch, most=10**12, problem=InvalidPlan)
     if batch > records:
@@ -238,9 +244,9 @@ def rate_of(*, records: int, batch: int) -> float:
 def largest_epsilon_that_fits(
     plan: Plan, left: int, *, order: float, delta: float, relation: Relation
 ) -> tuple[float, Plan]:
-    """The plan with the least noise whose cost is at most what is left, and its epsilon read on its own.
+    """The plan with the least noise whose cost is at most `left`, and the epsilon of that plan alone.
 
-    Guarantee: cost(plan.event()) <= left at the account's order, so a reservation of it succeeds.
+    Guarantee: cost(plan.event()) <= left at the account's order, so its reservation succeeds.
     """
     if left <= 0:
         raise InvalidAccount("Nothing is left in the account; ask for a larger budget.")

@@ -1,25 +1,27 @@
-"""GS-WGAN: discriminators on disjoint parts of the data; only the gradient at the images leaves, noised."""
+"""GS-WGAN: discriminators learn disjoint parts of the data; only their noised gradients leave."""
 
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sluice.methods.base import Clipping, Plan, PublishedReading
+from sluice.methods import recipe
+from sluice.methods.base import Clipping, Plan, PublishedReading, Target
+from sluice.methods.method import Method, Options, PublicFacts
 from sluice.methods.published import wbk_claim
-from sluice.methods.recipe import Recipe, check
+from sluice.methods.recipe import Recipe
 from sluice.privacy.events import MOST_ROWS, Query, Rotation, positive, require, whole
 from sluice.privacy.problems import InvalidPlan
 
 
 @dataclass(frozen=True, kw_only=True)
 class GSWGANRecipe(Recipe):
-    """How generator and discriminators learn. Public, and without any bearing on the cost.
+    """How generator and discriminators learn. Public, and without influence on the cost.
 
-    Discriminators see, and answer in, the lowest `frequencies` of each side of an image, or all of them. In a
-    turn each takes `discriminator_steps` on `part_batch` records of its part and as many fakes; in its first,
-    `first_steps`. `penalty` weighs max(0, |gradient| - 1)^2 between the two. `abreast` discriminators are in
-    memory at a time. `variety` rewards a generator whose images of one label differ. With `average_decay` the
-    synthesizer has the running average of the generator's weights.
+    Discriminators read, and return gradients in, the lowest `frequencies` of each side of an image, or all of
+    them. In each turn a discriminator takes `discriminator_steps` on `part_batch` records of its part and as
+    many generated images; in its first turn, `first_steps`. `penalty` weighs max(0, |gradient| - 1)^2 between
+    the two. `abreast` discriminators are in memory at a time. `variety` rewards a generator whose images of
+    one label differ. With `average_decay` the synthesizer has the running average of the generator's weights.
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
@@ -44,47 +46,29 @@ class GSWGANRecipe(Recipe):
         },
     }
 
-    frequencies: int | None = None
-    discriminator_features: int = 32
-    generator_features: int = 128
-    latent: int = 16
-    discriminator_steps: int = 3
-    first_steps: int = 30
-    part_batch: int = 32
-    penalty: float = 10.0
-    variety: float = 0.0
-    discriminator_rate: float = 2e-3
-    generator_rate: float = 2e-3
-    average_decay: float | None = 0.9
-    abreast: int = 100
-
-    def __post_init__(self) -> None:
-        check("frequencies", self.frequencies is None or is_whole(self.frequencies, most=64))
-        for name in ("discriminator_features", "generator_features", "latent", "part_batch", "abreast"):
-            check(name, is_whole(getattr(self, name), most=4096))
-        check("part_batch", self.part_batch >= 2)
-        check("generator_features", self.generator_features >= 2)
-        for name in ("discriminator_steps", "first_steps"):
-            check(name, is_whole(getattr(self, name), most=100_000))
-        check("variety", 0 <= self.variety <= 1e3)
-        check("penalty", 0 < self.penalty <= 1e6)
-        for name in ("discriminator_rate", "generator_rate"):
-            check(name, 0 < getattr(self, name) <= 1)
-        check("average_decay", self.average_decay is None or 0 <= self.average_decay < 1)
-
-
-def is_whole(value: object, *, most: int) -> bool:
-    return type(value) is int and 1 <= value <= most
+    frequencies: int | None = recipe.whole(None, most=64)
+    discriminator_features: int = recipe.whole(32, most=4096)
+    generator_features: int = recipe.whole(128, least=2, most=4096)
+    latent: int = recipe.whole(16, most=4096)
+    discriminator_steps: int = recipe.whole(3, most=100_000)
+    first_steps: int = recipe.whole(30, most=100_000)
+    part_batch: int = recipe.whole(32, least=2, most=4096)
+    penalty: float = recipe.positive(10.0, most=1e6)
+    variety: float = recipe.between(0.0, 0, 1e3)
+    discriminator_rate: float = recipe.positive(2e-3)
+    generator_rate: float = recipe.positive(2e-3)
+    average_decay: float | None = recipe.decay(0.9)
+    abreast: int = recipe.whole(100, most=4096)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GSWGANPlan(Plan):
     """`parts` discriminators take turns in a fixed public order, `panel` of them at a time.
 
-    Each answers ceil(steps / (parts / panel)) times, with its gradient at `images` images, clipped jointly or
-    per image; the answers of a panel are summed and noised once. A discriminator remembers its part between
-    turns, so its answer is a function of the whole part, and a record has a part in one answer of the sum
-    only: sensitivity 2 * clip_norm (joint) or 2 * clip_norm * sqrt(images) (per image), whatever the panel.
+    Each releases its gradient at `images` images ceil(steps / (parts / panel)) times, clipped jointly or per
+    image; the gradients of a panel are summed and noised once. A discriminator keeps its weights between
+    turns, so its gradient is a function of its whole part. A record is in one part and so in one term of the
+    sum: the sensitivity is 2 * clip_norm (joint) or 2 * clip_norm * sqrt(images) (per image) for any panel.
     docs/guarantees.md#gswgan
     """
 
@@ -140,3 +124,16 @@ class GSWGANPlan(Plan):
             formula="steps * images mechanisms, each sampled at 1 / parts, classic conversion",
             flaw="Discriminators remember their part, so hiding which one answered amplifies nothing.",
         )
+
+
+def defaults(_facts: PublicFacts, _target: Target) -> Options:
+    return {"parts": 500, "panel": 500, "images": 20, "steps": 400}
+
+
+METHOD = Method(
+    plan=GSWGANPlan,
+    description="A GAN with one discriminator for each part of the records; their noised gradient trains it.",
+    defaults=defaults,
+    paper={"parts": 1000, "steps": 20_000},
+    can_relay=True,
+)

@@ -1,10 +1,12 @@
-"""DP-Sinkhorn: a generator follows noised Sinkhorn gradients, or points moved by a noised semi-dual one."""
+"""DP-Sinkhorn: a generator learns from noised Sinkhorn gradients, or from points that these move."""
 
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sluice.methods.base import Clipping, Plan, PublishedReading
+from sluice.methods import recipe
+from sluice.methods.base import Clipping, Plan, PublishedReading, Target
+from sluice.methods.method import Method, Options, PublicFacts
 from sluice.methods.published import poisson_claim
 from sluice.methods.recipe import Recipe, check
 from sluice.privacy.events import MOST_ROWS, PoissonGaussian, Query, positive, probability, require, whole
@@ -13,16 +15,16 @@ from sluice.privacy.problems import InvalidPlan
 
 @dataclass(frozen=True, kw_only=True)
 class SinkhornRecipe(Recipe):
-    """How the generator learns. Public, and without any bearing on the cost.
+    """How the generator learns. Public, and without influence on the cost.
 
     The loss is the paper's: fraction `debiasing` (p) of the images compared with are drawn afresh, the cost
     is L2^2 + `absolute_weight` (m) * L1, labels are one-hot times `class_weight` (alpha_c), `entropy` is
-    lambda, reached by halving and then held for `iterations`. What is released has the lowest `frequencies`
-    by `frequencies` of a cosine basis; as many as an image has pixels are all of it.
+    lambda, reached by halving and then kept for `iterations`. Releases are in the lowest `frequencies` by
+    `frequencies` of a cosine basis; as many as an image has pixels are the whole image.
 
-    For semidual clipping alone: points end under `points_entropy` to a pixel and remember past releases by
-    `memory`. After the last release as many steps follow, each `fitting_steps` of the generator on the loss
-    above, between `fitting_images` images and as many points.
+    For semidual clipping only: points end under `points_entropy` per pixel, and past releases count with
+    weight `memory`. After the last release as many steps follow, each `fitting_steps` of the generator on the
+    loss above, between `fitting_images` images and as many points.
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
@@ -40,59 +42,38 @@ class SinkhornRecipe(Recipe):
         },
     }
 
-    network: str = "dcgan"
-    features: int = 64
-    latent: int = 12
-    optimizer: str = "adam"
-    rate: float = 1e-5
-    weight_decay: float = 2e-5
-    debiasing: float = 0.2
-    absolute_weight: float = 1.0
-    class_weight: float = 15.0
-    entropy: float = 0.05
-    iterations: int = 5
-    frequencies: int = 64
-    average_decay: float | None = None
-    points_entropy: float = 0.002
-    memory: float = 0.9
-    fitting_steps: int = 50
-    fitting_images: int = 100
+    network: str = recipe.one_of("dcgan", "residual")
+    features: int = recipe.whole(64, least=8, most=1024)
+    latent: int = recipe.whole(12, most=4096)
+    optimizer: str = recipe.one_of("adam", "sgd")
+    rate: float = recipe.positive(1e-5)
+    weight_decay: float = recipe.between(2e-5, 0, 1e6)
+    debiasing: float = recipe.between(0.2, 0, 1)
+    absolute_weight: float = recipe.between(1.0, 0, 1e6)
+    class_weight: float = recipe.between(15.0, 0, 1e6)
+    entropy: float = recipe.between(0.05, 1e-6, 1e6)
+    iterations: int = recipe.whole(5, most=10_000)
+    frequencies: int = recipe.whole(64, most=64)
+    average_decay: float | None = recipe.decay(None)
+    points_entropy: float = recipe.between(0.002, 1e-6, 1e6)
+    memory: float = recipe.decay(0.9, optional=False)
+    fitting_steps: int = recipe.whole(50, most=100_000)
+    fitting_images: int = recipe.whole(100, most=10_000)
 
     def __post_init__(self) -> None:
-        check("network", self.network in ("dcgan", "residual"))
-        check("optimizer", self.optimizer in ("adam", "sgd"))
-        check("features", type(self.features) is int and 8 <= self.features <= 1024 and not self.features % 8)
-        for name, most in (
-            ("frequencies", 64),
-            ("latent", 4096),
-            ("iterations", 10_000),
-            ("fitting_images", 10_000),
-        ):
-            check(name, _whole(getattr(self, name), most))
-        check("fitting_steps", _whole(self.fitting_steps, 100_000))
-        check("rate", 0 < self.rate <= 1)
-        check("debiasing", 0 <= self.debiasing <= 1)
-        for name in ("weight_decay", "absolute_weight", "class_weight"):
-            check(name, 0 <= getattr(self, name) <= 1e6)
-        for name in ("entropy", "points_entropy"):
-            check(name, 1e-6 <= getattr(self, name) <= 1e6)
-        check("memory", 0 <= self.memory < 1)
-        check("average_decay", self.average_decay is None or 0 <= self.average_decay < 1)
-
-
-def _whole(value: object, most: int) -> bool:
-    return type(value) is int and 1 <= value <= most
+        super().__post_init__()
+        check("features", self.features % 8 == 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SinkhornPlan(Plan):
-    """What a step releases about its Poisson batch, clipped to `clip_norm` and noised.
+    """Each step releases a vector about its Poisson batch, clipped to `clip_norm` and noised.
 
     Joint and per image: the gradient of the Sinkhorn loss at `images` generated images. Every row depends on
     the whole batch, so the sensitivity is 2 * clip_norm, or 2 * clip_norm * sqrt(images). Semidual: the
-    gradient of the semi-dual at `images` points and their potentials, a sum over records in which each is
-    clipped by itself, so the sensitivity is clip_norm. `noise_multiplier` is noise_stddev over that. Without
-    a recipe the preset for the worker's device is taken. docs/guarantees.md#sinkhorn
+    gradient of the semi-dual at `images` points and their potentials, a sum over records with each record's
+    contribution clipped, so the sensitivity is clip_norm. `noise_multiplier` is noise_stddev over the
+    sensitivity. Without a recipe the preset for the worker's device is used. docs/guarantees.md#sinkhorn
     """
 
     kind: ClassVar[str] = "sinkhorn"
@@ -125,7 +106,7 @@ class SinkhornPlan(Plan):
 
     @property
     def unit_noise(self) -> float:
-        """The sensitivity, add-or-remove: a sum moves by one contribution, a function across its ball."""
+        """The sensitivity under add-or-remove: one term of a sum, or the diameter of a function's ball."""
         if self.clipping is Clipping.SEMIDUAL:
             return self.clip_norm
         return 2 * self.clip_norm * math.sqrt(self.rows)
@@ -154,3 +135,15 @@ class SinkhornPlan(Plan):
             formula="steps * images independently sampled Gaussian mechanisms, classic conversion",
             flaw="The images of a step share one batch, so sampling amplifies once a step, not per image.",
         )
+
+
+def defaults(facts: PublicFacts, _target: Target) -> Options:
+    return {"records": facts.records, "batch": min(6_000, facts.records), "steps": 60}
+
+
+METHOD = Method(
+    plan=SinkhornPlan,
+    description="A generator fitted by noised gradients of the Sinkhorn divergence.",
+    defaults=defaults,
+    paper={"batch": 50, "steps": 160_000, "clipping": "joint", "images": 50},
+)

@@ -1,1 +1,1 @@
-"""Arithmetic of privacy: events, accountants, accounts and plans. No I/O, no torch."""
+"""Arithmetic of privacy: events, accountants and accounts. No I/O, no torch."""

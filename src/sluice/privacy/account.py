@@ -1,7 +1,7 @@
-"""An account: a budget (epsilon, delta) turned into one number that costs are taken from.
+"""An account: a budget (epsilon, delta) as one integer capacity that costs are subtracted from.
 
 Adaptive and concurrent composition is sound for a Rényi filter at one fixed order (Feldman and Zrnic 2021;
-Haney et al. 2023). So an account fixes its order when it is made, and from then on its balance is an integer.
+Haney et al. 2023). So an account fixes its order when it is opened, and its balance is an integer.
 """
 
 import math
@@ -33,7 +33,7 @@ def capacity(epsilon: float, delta: float, order: float) -> int:
     check_order(order)
     overhead = float(to_epsilon(0.0, delta=delta, orders=order))
     units = max(0, math.floor((epsilon - overhead) * UNITS))
-    # One rounding of a double can be worth a unit; step back until the way back fits.
+    # A rounding error can be worth one unit: subtract until the conversion back is within the budget.
     for _ in range(64):
         if not units or cost_as_epsilon(units, delta=delta, order=order) <= epsilon:
             return units
@@ -49,7 +49,7 @@ def cost_as_epsilon(cost: int, *, delta: float, order: float) -> float:
 def exceeds(cost: int, *, epsilon: float, delta: float, order: float) -> bool:
     """Whether a total cost is more than a budget of (epsilon, delta) holds at `order`.
 
-    Two machines may differ in the last digit of a logarithm, so one unit of cost more is not held against it.
+    Two machines may differ in the last digit of a logarithm, so one unit of cost is tolerated.
     """
     check_epsilon(epsilon)
     check_delta(delta)
@@ -58,7 +58,7 @@ def exceeds(cost: int, *, epsilon: float, delta: float, order: float) -> bool:
 
 
 def default_order(epsilon: float, delta: float) -> int:
-    """The whole order with the most room for Gaussian-like events, whose cost grows with the order."""
+    """The whole order with the most room for Gaussian-like events, whose cost is linear in the order."""
     check_epsilon(epsilon)
     check_delta(delta)
     orders = np.array(WHOLE_ORDERS, dtype=float)
@@ -73,9 +73,9 @@ def default_order(epsilon: float, delta: float) -> int:
 
 
 def left_as_epsilon(left: int, *, delta: float, order: float) -> float:
-    """What is left, as the epsilon of the one Gaussian release that would use it up, read on its own.
+    """The epsilon of the one Gaussian release that would use up what is left.
 
-    Zero when nothing is left, and at most the account's epsilon when nothing is spent.
+    Zero if nothing is left, and at most the account's epsilon if nothing is spent.
     """
     check_delta(delta)
     check_order(order)
@@ -93,18 +93,18 @@ def best_order(events: Iterable[Event], *, epsilon: float, delta: float, relatio
     orders = np.array(ORDERS)
     whole = (orders == np.floor(orders)) & np.isfinite(total)
     if not whole.any():
-        return ORDERS[0]  # so little noise that every whole order is too high
+        return ORDERS[0]  # so little noise that the cost is infinite at every whole order
     room = epsilon - to_epsilon(0.0, delta=delta, orders=orders[whole])
-    # Where nothing fits at any order, the least excess is the best that can be said.
+    # If nothing fits at any order, take the order with the least excess.
     score = room / total[whole] if room.max() > 0 else room - total[whole]
     return int(orders[whole][np.argmax(score)])
 
 
 def admits(costs: Sequence[int], capacity: int) -> int:
-    """How many of these events fit when they come round in turn, the last round taking what still fits."""
+    """How many of these events fit if they are charged in turn; the last round may be partial."""
     rounds, left = divmod(capacity, sum(costs))
     count = rounds * len(costs)
-    for each in costs:
-        if each <= left:
-            count, left = count + 1, left - each
+    for cost in costs:
+        if cost <= left:
+            count, left = count + 1, left - cost
     return count

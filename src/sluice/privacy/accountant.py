@@ -1,7 +1,7 @@
-"""What events cost at an order, and what they amount to as an epsilon.
+"""Costs of events at an order, and their epsilon.
 
-A cost is what the ledger adds up: one integer of 1e-9 units, rounded up. A reading is what people are
-shown: an epsilon at a delta, under a relation, by a named accountant.
+The ledger adds costs: integers in units of 1e-9, rounded up. People are shown readings: an epsilon at a
+delta, under a relation, by a named accountant.
 """
 
 import math
@@ -24,10 +24,10 @@ UNITS = 10**9
 LARGEST_COST = 2**63 - 1
 SMALLEST_DELTA = 1e-10
 AGREEMENT = 1e-6
-# Added before rounding up. Both evaluations are good to 1e-11; the rest is room for an unkind libm.
+# Added before rounding up. Both evaluations are accurate to 1e-11; the rest allows for a less accurate libm.
 MARGIN = 1e-9
-# Readings stop here. The worst published setting re-read honestly is 6860.
-ABSURD = 1e4
+# Larger epsilons are not computed. The largest correct epsilon of a published setting is 6860.
+LARGEST_EPSILON = 1e4
 
 ORDERS: tuple[float, ...] = (
     1.25,
@@ -92,10 +92,10 @@ def curve(event: Event, relation: Relation) -> Array:
     """Rényi divergence at each of ORDERS; infinite where an order is out of reach of the arithmetic."""
     total = np.zeros(len(ORDERS))
     for pair, count in dominating(event, relation):
-        # The divergence grows with the order, so the lowest one tells an absurd plan at once.
-        if count * renyi.divergence(pair, ORDERS[0]) > ABSURD:
+        # The divergence grows with the order, so the lowest order is enough to refuse.
+        if count * renyi.divergence(pair, ORDERS[0]) > LARGEST_EPSILON:
             raise TooCostlyToAccount(
-                f"Epsilon is beyond {ABSURD:.0f}, which protects nobody; add noise or take fewer steps."
+                f"Epsilon is beyond {LARGEST_EPSILON:.0f}, no protection; add noise or take fewer steps."
             )
         total += count * pair_curve(pair, count)
     total.setflags(write=False)
@@ -104,9 +104,9 @@ def curve(event: Event, relation: Relation) -> Array:
 
 @lru_cache(maxsize=2048)
 def pair_curve(pair: Pair, count: int) -> Array:
-    """Divergence at each order, up to where `count` of it alone exceeds the epsilon already found.
+    """Divergence at each order, up to where `count` times it alone exceeds the best epsilon so far.
 
-    The divergence never falls as the order grows, so no order beyond that is ever the best one.
+    The divergence does not fall as the order grows, so no higher order can be the best one.
     """
     values, best = np.full(len(ORDERS), math.inf), math.inf
     for i, order in enumerate(ORDERS):
@@ -142,22 +142,22 @@ def renyi_reading(events: Iterable[Event], *, delta: float, relation: Relation) 
     for event in events:
         total = total + curve(event, relation)
     orders = np.array(ORDERS)
-    each = to_epsilon(total, delta=delta, orders=orders)
-    best = int(np.argmin(each))
+    epsilons = to_epsilon(total, delta=delta, orders=orders)
+    best = int(np.argmin(epsilons))
     return Reading(
-        epsilon=max(0.0, float(each[best]) * (1 + 1e-12)),
+        epsilon=max(0.0, float(epsilons[best]) * (1 + 1e-12)),
         delta=delta,
         relation=relation,
         accountant=Accountant.RENYI,
         order=ORDERS[best],
-        at_grid_end=best in (0, len(ORDERS) - 1) and bool(each[best] > 0),
+        at_grid_end=best in (0, len(ORDERS) - 1) and bool(epsilons[best] > 0),
     )
 
 
 def epsilon(
     events: Event | Iterable[Event], *, delta: float, accountant: Accountant, relation: Relation
 ) -> Reading:
-    """The epsilon of some events together, from above."""
+    """An upper bound on the epsilon of the composition of events."""
     check_delta(delta)
     relation, accountant = Relation(relation), Accountant(accountant)
     listed = flat(events)
@@ -165,7 +165,7 @@ def epsilon(
         return Reading(epsilon=0.0, delta=delta, relation=relation, accountant=accountant)
     if accountant is Accountant.RENYI:
         return renyi_reading(listed, delta=delta, relation=relation)
-    from sluice.privacy import pld  # dp-accounting is slow to import, and Rényi readings do without
+    from sluice.privacy import pld  # dp-accounting is slow to import and not needed for Rényi
 
     return Reading(
         epsilon=pld.epsilon(listed, delta=delta, relation=relation),
@@ -176,7 +176,7 @@ def epsilon(
 
 
 def flat(events: Event | Iterable[Event]) -> tuple[Event, ...]:
-    """The events themselves, compositions opened up."""
+    """The events, with compositions replaced by their parts."""
     if isinstance(events, Composition):
         return events.events
     if isinstance(events, Event):

@@ -1,7 +1,6 @@
-"""From an event and a relation to the pair of laws that no two neighbouring datasets can exceed.
+"""The pair of distributions that dominates an event under a relation: no two neighbouring datasets exceed it.
 
-Each function states which theorem of docs/guarantees.md it carries out. This is the only place where
-sensitivity is decided.
+Each function states which theorem of docs/guarantees.md it implements. Sensitivity is decided nowhere else.
 """
 
 import math
@@ -25,7 +24,7 @@ from sluice.privacy.special import LARGEST_ON_A_CURVE, log_1f1
 
 @dataclass(frozen=True)
 class GaussianBase:
-    """N(0, 1) against N(ratio, 1); `square` is (sensitivity / stddev)^2, held exactly."""
+    """N(0, 1) against N(ratio, 1); `square` is (sensitivity / stddev)^2, exactly."""
 
     square: Fraction
 
@@ -52,14 +51,14 @@ Base = GaussianBase | SlicedBase
 
 @dataclass(frozen=True)
 class Plain:
-    """The base pair (Q, P) itself; the laws change places by a symmetry, so one direction is enough."""
+    """The base pair (Q, P) itself. A symmetry exchanges Q and P, so one direction is enough."""
 
     base: Base
 
 
 @dataclass(frozen=True)
 class OneSided:
-    """(1 - q) Q + q P against Q, and the reverse: a record that is there or is not."""
+    """(1 - q) Q + q P against Q, and the reverse: batches with and without a record."""
 
     sampling_prob: float
     base: Base
@@ -85,7 +84,7 @@ Pair = Plain | OneSided | Symmetric | Antipodal
 
 
 def squared_sensitivity(event: Gaussian, relation: Relation) -> Fraction:
-    """How far one record moves the whole released vector, squared (docs/guarantees.md#sensitivity)."""
+    """The squared distance that a record can move the released vector (docs/guarantees.md#sensitivity)."""
     factor = {
         (Query.SUM, Relation.ADD_REMOVE): 1,
         (Query.SUM, Relation.REPLACE_ONE): 4,
@@ -98,7 +97,7 @@ def squared_sensitivity(event: Gaussian, relation: Relation) -> Fraction:
 
 
 def dominating(event: Event, relation: Relation) -> list[tuple[Pair, int]]:
-    """The pairs that dominate an event, each with how often it is composed."""
+    """The pairs that dominate an event, and the number of compositions of each."""
     match event:
         case Composition():
             return [pair for part in event.events for pair in dominating(part, relation)]
@@ -111,7 +110,7 @@ def dominating(event: Event, relation: Relation) -> list[tuple[Pair, int]]:
         case SlicedProjection():
             return [(sliced_pair(event, relation), event.steps)]
         case _:
-            raise UnknownEvent(f"No accountant knows {event!r}; use one of those in sluice.privacy.events.")
+            raise UnknownEvent(f"{event!r} is not an event of sluice.privacy.events.")
 
 
 def gaussian_base(event: Gaussian, relation: Relation) -> GaussianBase:
@@ -119,7 +118,7 @@ def gaussian_base(event: Gaussian, relation: Relation) -> GaussianBase:
 
 
 def poisson_pair(event: PoissonGaussian, relation: Relation) -> Pair:
-    """docs/guarantees.md#poisson. A record's presence is one coin, whatever the rest of the batch is."""
+    """docs/guarantees.md#poisson. A record is drawn independently of the rest of the batch."""
     rate, base = event.sampling_prob, gaussian_base(event, relation)
     if rate == 1.0:
         return Plain(base)
@@ -127,15 +126,15 @@ def poisson_pair(event: PoissonGaussian, relation: Relation) -> Pair:
         return OneSided(rate, base)
     if event.query is Query.FUNCTION:
         return Symmetric(rate, base)
-    # The worst sum has the record at one end of its ball and the replacement at the other.
+    # The worst case is a record and a replacement at opposite points of the clipping ball.
     return Antipodal(rate, GaussianBase(base.square / 4))
 
 
 def sliced_pair(event: SlicedProjection, relation: Relation) -> Pair:
-    """docs/guarantees.md#swd. A drawn row is exchanged for another, at most 2 * row_bound away.
+    """docs/guarantees.md#swd. A drawn row is replaced by another, at most 2 * row_bound away.
 
-    Adding a record where there are fewer than declared exchanges a blank row that may be drawn as well. Its
-    Rényi divergence is at most that of OneSided, on independent directions if there is enough noise.
+    Adding a record when there are fewer than declared replaces a blank row that may be drawn as well. Its
+    Rényi divergence is at most that of OneSided; on independent directions, if there is enough noise.
     """
     square = (2 * Fraction(event.row_bound) / Fraction(event.noise_stddev)) ** 2
     base: Base
@@ -156,7 +155,7 @@ def covers_blank_rows(base: Base) -> bool:
         return True
     quarter = float(base.square) / 4
     mean = quarter * base.directions / base.dim
-    # E exp(x) is at least exp(E x), too much from 1.26 on: no need to sum a series then.
+    # E exp(x) is at least exp(E x), which is too large from 1.26 on: no need to sum the series then.
     if quarter > LARGEST_ON_A_CURVE or mean > 1.3:
         return False
     return base.directions * log_1f1(base.dim, quarter) <= math.log1p(2 * mean)

@@ -1,9 +1,9 @@
-"""The closed set of events: what a mechanism did to the records, stated so that its cost follows.
+"""The closed set of events: what a mechanism did to the records, in the terms that its cost follows from.
 
-An event holds facts (what was released, the rate really sampled, the noise, the steps) and no
-sensitivity and no relation: `sluice.privacy.dominating_pairs` derives both from the kind of query, so a
-caller cannot pass a wrong one. Rows computed from one batch are `rows` of one release; there is no way to
-write them as so many separately sampled mechanisms.
+An event has facts (what was released, the actual sampling rate, the noise, the steps) but no sensitivity and
+no relation: `sluice.privacy.dominating_pairs` derives both from the kind of query, so a caller cannot pass a
+wrong one. Rows computed from one batch are `rows` of one release; they cannot be stated as separately sampled
+mechanisms.
 """
 
 import json
@@ -26,8 +26,8 @@ class Query(StrEnum):
         it by `bound`, one replaced by 2 * bound.
     COUNTS: a sum whose contributions have no negative entry (histograms). One record more or less
         moves it by `bound`, one replaced by sqrt(2) * bound.
-    FUNCTION: any function of the batch, clipped as a whole to norm `bound`. Whatever changes, it moves
-        by up to 2 * bound, under both relations.
+    FUNCTION: any function of the batch, clipped as a whole to norm `bound`. It moves by up to 2 * bound
+        under both relations.
     """
 
     SUM = "sum"
@@ -36,7 +36,7 @@ class Query(StrEnum):
 
 
 class Geometry(StrEnum):
-    """How projection directions are drawn, without looking at data.
+    """How projection directions are drawn, independently of the data.
 
     SPHERE: every direction uniform on the unit sphere, independently.
     ORTHONORMAL: blocks of `dim` orthonormal directions, so projections keep lengths exactly.
@@ -68,7 +68,7 @@ def probability(name: str, value: object, *, problem: type[Problem] = InvalidEve
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """What all events share: a kind, and a versioned JSON form that reads back as the same value."""
+    """Base of all events: a kind, and a versioned JSON form from which the same event is read."""
 
     kind: ClassVar[str]
 
@@ -106,9 +106,9 @@ class Gaussian(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonGaussian(Gaussian):
-    """Like `Gaussian`, but each step first draws its batch: every record by itself with `sampling_prob`.
+    """Like `Gaussian`, but each step first draws a batch: every record independently with `sampling_prob`.
 
-    `sampling_prob` is the rate the sampler really uses, not batch / records. Amplification applies
+    `sampling_prob` is the actual rate of the sampler, not batch / records. Amplification applies
     once per drawn batch, to all rows together. Add-remove: batches with and without the record.
     Replace-one: with the record or with its replacement, both present with the same probability.
     """
@@ -127,8 +127,8 @@ class PoissonGaussian(Gaussian):
 class Rotation(Gaussian):
     """`steps` queries that visit `parts` disjoint parts of the records in a fixed public order.
 
-    A record lives in one part, chosen without looking at other records and kept by its replacement, so
-    it is touched ceil(steps / parts) times; the parts compose in parallel. Nothing is sampled.
+    A record is in one part, which does not depend on other records; its replacement is in the same part. So
+    it is read ceil(steps / parts) times; the parts compose in parallel. Nothing is sampled.
     """
 
     kind: ClassVar[str] = "rotation"
@@ -144,11 +144,10 @@ class SlicedProjection(Event):
     """`steps` noisy random projections X U + V of batches of fixed size drawn without replacement.
 
     Each row of X has norm at most `row_bound` by its own clipping, so two rows are at most
-    2 * row_bound apart. U holds `directions` unit directions of dimension `dim`, drawn afresh without
-    looking at data and released with the result. `records` is the public number of rows drawn from: the
+    2 * row_bound apart. U holds `directions` unit directions of dimension `dim`, drawn anew, independently
+    of the data, and released with the result. `records` is the public number of rows drawn from: the
     draw is over at least that many (blank rows fill up), and batch / records is the rate. Add-remove:
-    the drawn batch has the record where otherwise it had another, or a blank row. Replace-one: the row is
-    exchanged.
+    the drawn batch has the record in place of another, or of a blank row. Replace-one: the row is replaced.
     """
 
     kind: ClassVar[str] = "sliced_projection"
@@ -214,7 +213,7 @@ def plain(value: Any) -> Any:
 
 
 def from_dict(body: object) -> Event:
-    """Reads an event, refusing any version, kind or field that is not known exactly."""
+    """Reads an event; refuses unknown versions, kinds and fields."""
     if not isinstance(body, dict):
         raise UnknownEvent("An event is a JSON object with version, kind and the fields of that kind.")
     rest = dict(body)
@@ -232,7 +231,7 @@ def from_dict(body: object) -> Event:
 
 
 def typed(cls: type[Event], name: str, value: Any) -> Any:
-    """Brings a JSON value to its field's type where that loses nothing; `__post_init__` refuses the rest."""
+    """Converts a JSON value to its field's type if that is exact; `__post_init__` refuses the rest."""
     if name == "events":
         return tuple(map(from_dict, value)) if isinstance(value, list) else value
     for enum in (Query, Geometry):
@@ -249,7 +248,7 @@ def from_json(text: str) -> Event:
 
 
 def read_json(text: str) -> Any:
-    """Parses JSON proper: no NaN, no infinity, no name given twice."""
+    """Parses strict JSON: no NaN, no infinity, no repeated names."""
 
     def no_constant(name: str) -> Any:
         raise UnknownEvent(f"{name} is not a number; write a finite one.")

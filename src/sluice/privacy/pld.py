@@ -1,8 +1,8 @@
 """Epsilon by privacy loss distributions: exact hockey-stick profiles, composed by dp-accounting.
 
-Each dominating pair gives delta(epsilon) in closed form. dp-accounting connects the dots (Doroshenko et
-al. 2022), which never understates, and convolves. `epsilon` screens, caches and asks a limited process;
-`compute` is what runs there.
+Each dominating pair gives delta(epsilon) in closed form. dp-accounting discretises it by connecting the dots
+(Doroshenko et al. 2022), which never understates, and convolves. `epsilon` caches, and computes in a process
+with limits (`pld_process`); `compute` is what runs there.
 """
 
 import math
@@ -36,37 +36,37 @@ from sluice.privacy.special import BEYOND, Array, log_expm1, log_gaussian_delta,
 MOST_POINTS = 2**18
 # Standard deviations of noise beyond which a tail is put at infinite loss: a mass of 1e-23.
 REACH = 10.0
-# What one Fourier transform raised to a power T can misplace, per step, in total variation.
+# The rounding error of one Fourier transform raised to a power T, per step, in total variation.
 ROUNDING = 1e-15
-# What composition may cut off at its ends; it is put at infinite loss.
+# The mass that composition may cut off at its ends; it is put at infinite loss.
 TAIL = 1e-15
 
 Profile = Callable[[Array], Array]
 
 
 def epsilon(events: tuple[Event, ...], *, delta: float, relation: Relation) -> float:
-    """The smaller of the PLD and the Rényi reading; both hold. Screened by the second, cached by event."""
+    """The smaller of the PLD and the Rényi reading, both of which are upper bounds. Cached."""
     ordered = tuple(sorted(events, key=lambda event: event.to_json()))
     return cached_epsilon(ordered, delta, relation)
 
 
 @lru_cache(maxsize=4096)
 def cached_epsilon(events: tuple[Event, ...], delta: float, relation: Relation) -> float:
-    screen = renyi_reading(events, delta=delta, relation=relation).epsilon
+    by_renyi = renyi_reading(events, delta=delta, relation=relation).epsilon
     releases = sum(merged([pair for event in events for pair in dominating(event, relation)]).values())
     if ROUNDING * releases > delta / 2:
-        return screen  # the transform could misplace as much as delta; Rényi has no such floor
+        return by_renyi  # the rounding error of the transform could reach delta; Rényi has none
     request = {
         "events": [event.to_dict() for event in events],
         "delta": delta,
         "relation": relation.value,
         "widest": renyi_reading(events, delta=1e-10, relation=relation).epsilon,
     }
-    return min(screen, pld_process.ask(request))
+    return min(by_renyi, pld_process.ask(request))
 
 
 def answer(request: dict[str, Any]) -> float:
-    """What the limited process does with a request."""
+    """Computes the answer to a request, in the limited process."""
     events = tuple(from_dict(body) for body in request["events"])
     relation, widest = Relation(request["relation"]), request.get("widest")
     return compute(events, delta=request["delta"], relation=relation, widest=widest)
@@ -77,7 +77,7 @@ def compute(
 ) -> float:
     """Epsilon of the composed pairs, the worse of the two directions.
 
-    `widest` is the range of loss to resolve, the Rényi reading at a tiny delta; it decides only the grid.
+    `widest` is the range of losses to resolve, the Rényi reading at a tiny delta; it affects only the grid.
     """
     pairs = merged([pair for event in events for pair in dominating(event, relation)])
     if widest is None:
@@ -93,7 +93,7 @@ def compute(
 
 
 def single_epsilon(deltas: Profile, delta: float) -> float:
-    """One release needs no grid: its profile is known exactly."""
+    """Epsilon of one release, from its exact profile: no grid is needed."""
     return smallest_epsilon(lambda e: float(deltas(np.array([e]))[0]), delta)
 
 
@@ -110,18 +110,18 @@ def merged(pairs: list[tuple[Pair, int]]) -> dict[Pair, int]:
 
 
 def step_width(pair: Pair) -> float:
-    """A grid that costs under 0.1 %, a twentieth of the spread of one step's loss; coarser is pessimistic."""
+    """A grid with an error under 0.1 %, a twentieth of a step's spread of loss; coarser is pessimistic."""
     rate = 1.0 if isinstance(pair, Plain) else pair.sampling_prob
     ratio = pair.base.ratio
     if isinstance(pair.base, SlicedBase):
         ratio *= math.sqrt(pair.base.directions / pair.base.dim)
     spread = rate * math.sqrt(math.expm1(min(ratio**2, 100.0)))
-    # Little noise makes the loss so skewed that its spread says nothing; its range does.
+    # With little noise the loss is so skewed that its spread is no guide; its range is.
     return min(0.05 * spread, highest_loss(pair) / (2000 if ratio > 2 else 100))
 
 
 def strongest(base: Base) -> float:
-    """The largest noise ratio a base pair can show, as an atom of its law."""
+    """The largest ratio of shift to noise of a base pair, as an atom of its distribution."""
     if isinstance(base, GaussianBase):
         return base.ratio
     return base.ratio * math.sqrt(projected_squares(base.directions, base.dim)[0][-1])
@@ -163,7 +163,7 @@ def direction_epsilon(pairs: dict[Pair, int], grid: float, delta: float, *, addi
 
 
 def smallest_epsilon(delta_at: Callable[[float], float], delta: float) -> float:
-    """Bisection that keeps its upper end on the safe side and returns that end."""
+    """Bisection; returns the upper end, where delta is at most the limit."""
     if delta_at(0.0) <= delta:
         return 0.0
     low, high = 0.0, 1.0
@@ -212,8 +212,8 @@ def unsampled(rate: float, e: Array) -> Array:
 def one_sided(pair: OneSided, *, adding: bool) -> Profile:
     """(1 - q) Q + q P against Q, or the reverse when `adding`, from the profile of (P, Q).
 
-    Both are max(0, 1 - e^e) plus q times what the base pair shows at the unsampled epsilon, so nothing
-    cancels in the tails.
+    Both are max(0, 1 - e^e) plus q times the base profile at the unsampled epsilon, so nothing cancels in the
+    tails.
     """
     base, rate = base_profile(pair.base), pair.sampling_prob
 

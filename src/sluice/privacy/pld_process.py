@@ -1,7 +1,8 @@
-"""A second process for arithmetic that may want too much: bounded in time and memory, kept warm.
+"""A child process for PLD arithmetic, with limits on time and memory.
 
-Small multipliers can ask for minutes and gigabytes. The process answers one question at a time over its
-standard streams; past its time it is ended and the next question starts a fresh one.
+Plans with little noise can need minutes and gigabytes. The process answers one request at a time over its
+standard streams and then waits for the next. When a request exceeds its time, the process is killed; the next
+request starts a new one.
 """
 
 import atexit
@@ -17,10 +18,10 @@ from typing import IO, Any, cast
 
 from sluice.privacy.problems import EvaluationsDisagree, Problem, TooCostlyToAccount
 
-# Seconds of computing a question may take, and of waiting for the answer on a busy machine.
+# CPU seconds that a request may take, and seconds to wait for its answer on a busy machine.
 SECONDS = 10.0
 PATIENCE = 60.0
-# Address space, most of it mapped libraries; the largest question uses a quarter of it.
+# Limit of address space, most of it mapped libraries; the largest request uses a quarter of it.
 BYTES = 2 * 2**30
 SERVE = "from sluice.privacy.pld_process import serve; serve()"
 
@@ -30,7 +31,7 @@ owner = 0
 
 
 def start() -> subprocess.Popen[str]:
-    """The process, started if there is none. After a fork the pipes are the parent's: begin anew."""
+    """The process, started if there is none, or if this is a fork: the pipes are then the parent's."""
     global running, owner
     if running is None or owner != os.getpid() or running.poll() is not None:
         environment = {
@@ -52,7 +53,7 @@ def start() -> subprocess.Popen[str]:
 
 
 def stop() -> None:
-    """Ends the process, if this one started it."""
+    """Kills the process, if this process started it."""
     global running
     if running is not None and owner == os.getpid():
         running.kill()
@@ -64,13 +65,13 @@ atexit.register(stop)
 
 
 def warm_up() -> None:
-    """Starts the process ahead of the first question, so that its imports overlap with other work."""
+    """Starts the process before the first request, so that its imports overlap with other work."""
     with lock:
         start()
 
 
 def ask(request: dict[str, Any], *, patience: float = PATIENCE) -> float:
-    """Has the other process compute an answer, or refuses with a named problem."""
+    """Sends a request to the process and returns its answer, or raises a problem."""
     with lock:
         process = start()
         try:
@@ -106,10 +107,10 @@ def out_of_time(*_: object) -> None:
 
 
 def serve(source: IO[str] = sys.stdin, sink: IO[str] = sys.stdout) -> None:
-    """The loop of the other process. Its input ends when the one that asks does."""
+    """The loop of the process. Its input ends when its parent does."""
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
     signal.signal(signal.SIGPROF, out_of_time)
-    from dp_accounting.pld import pld_pmf  # noqa: F401  loaded before a question comes, not while it waits
+    from dp_accounting.pld import pld_pmf  # noqa: F401  imported before the first request
 
     from sluice.privacy import pld
 

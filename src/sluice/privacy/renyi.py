@@ -1,7 +1,7 @@
 """Rényi divergence of a dominating pair at one order, evaluated in two independent ways.
 
 Every function here returns log(A - 1) for the moment A = E_Q[(P/Q)^order], as a sum or integral of terms
-that are never negative: nothing cancels, so a rate of 1e-8 is as exact as a rate of a half. The divergence
+that are never negative: nothing cancels, so a rate of 1e-8 is as accurate as a rate of a half. The divergence
 is log(A) / (order - 1).
 """
 
@@ -15,21 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from sluice.privacy.dominating_pairs import (
-    Antipodal,
-    Base,
-    GaussianBase,
-    OneSided,
-    Pair,
-    Plain,
-    SlicedBase,
-    Symmetric,
-)
+from sluice.privacy import dominating_pairs as pairs
+from sluice.privacy.dominating_pairs import Base, GaussianBase, OneSided, Pair, Plain, SlicedBase
 from sluice.privacy.problems import InvalidTarget, TooCostlyToAccount
 from sluice.privacy.special import Array, log_1f1, log_comb, log_expm1, log_gaussian_delta
 
 LOWEST_ORDER, HIGHEST_ORDER = 1.25, 1024.0
-# Nodes of a quadrature, beyond which a pair has no privacy worth integrating for.
+# Most nodes of a quadrature. A pair that needs more has so little noise that it is refused.
 MOST_NODES = 1_000_000
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(20)
 LOG_ROOT_TAU = math.log(2 * math.pi) / 2
@@ -42,7 +34,7 @@ def check_order(order: float) -> None:
 
 @lru_cache(maxsize=8192)
 def divergence(pair: Pair, order: float) -> float:
-    """First evaluation: closed forms where they exist, spectral quadrature where not."""
+    """First evaluation: closed forms where they exist, otherwise quadrature."""
     check_order(order)
     match pair:
         case Plain(base=GaussianBase()):
@@ -55,15 +47,15 @@ def divergence(pair: Pair, order: float) -> float:
                     binomial_excess(pair.sampling_prob, int(order), gaussian_moments(base)), order
                 )
             return from_excess(one_sided_excess(pair.sampling_prob, base.ratio, order), order)
-        case Symmetric(base=GaussianBase() as base):
+        case pairs.Symmetric(base=GaussianBase() as base):
             return from_excess(symmetric_excess(pair.sampling_prob, base.ratio, order), order)
         case OneSided(base=SlicedBase() as base):
             powers = sliced_moments(base)
             return interpolated(lambda a: binomial_excess(pair.sampling_prob, a, powers), order)
-        case Symmetric(base=SlicedBase() as base):
+        case pairs.Symmetric(base=SlicedBase() as base):
             powers = sliced_moments(base)
             return interpolated(lambda a: wbk_excess(pair.sampling_prob, a, powers), order)
-        case Antipodal():
+        case pairs.Antipodal():
             return from_excess(antipodal_excess(pair.sampling_prob, pair.base.ratio, order), order)
     raise TypeError(pair)
 
@@ -79,9 +71,9 @@ def second_divergence(pair: Pair, order: float) -> float:
             if order == int(order):
                 return from_excess(one_sided_excess(pair.sampling_prob, base.ratio, order), order)
             return from_excess(profile_excess(pair.sampling_prob, base.ratio, order, mirrored=False), order)
-        case Symmetric(base=GaussianBase() as base):
+        case pairs.Symmetric(base=GaussianBase() as base):
             return from_excess(profile_excess(pair.sampling_prob, base.ratio, order, mirrored=True), order)
-        case Antipodal():
+        case pairs.Antipodal():
             return from_excess(antipodal_panels(pair.sampling_prob, pair.base.ratio, order), order)
         case _:
             return sliced_in_thirty_digits(pair, order)
@@ -112,9 +104,9 @@ def gaussian_moments(base: GaussianBase) -> Callable[[int], Array]:
 
 def sliced_moments(base: SlicedBase) -> Callable[[int], Array]:
     def moments(order: int) -> Array:
-        log_1f1(base.dim, moment_argument(base, order))  # refuses at once what the last one would
-        each = [log_1f1(base.dim, moment_argument(base, j)) for j in range(2, order + 1)]
-        return base.directions * np.array(each)
+        log_1f1(base.dim, moment_argument(base, order))  # refuses here what the last of these would refuse
+        logs = [log_1f1(base.dim, moment_argument(base, j)) for j in range(2, order + 1)]
+        return base.directions * np.array(logs)
 
     return moments
 
@@ -146,7 +138,7 @@ def log_ratio(rate: float, exponent: NDArray[np.floating[Any]]) -> Array:
 
 
 def log_power_rest(order: float, log_r: Array) -> Array:
-    """log(r^order - 1 - order (r - 1)): what a moment has above its first two terms."""
+    """log(r^order - 1 - order (r - 1)): a moment without its first two terms."""
     u = np.expm1(np.minimum(log_r, 40.0))
     power = order * log_r
     small = np.abs(order * u) < 1e-2
@@ -169,7 +161,7 @@ def log_double_rest(order: float, log_r: Array) -> Array:
 
 
 def span(order: float, ratio: float, step: float) -> float:
-    """Where the integrands have died out: the heaviest term of a moment sits at order * ratio."""
+    """Where the integrands are negligible: the largest term of a moment is at order * ratio."""
     if (order * ratio + 14) / step > MOST_NODES:
         raise TooCostlyToAccount(
             "The noise is too small for this order; choose a lower order or more noise.", order=order
@@ -238,7 +230,7 @@ def profile_excess(rate: float, ratio: float, order: float, *, mirrored: bool) -
 
 
 def antipodal_excess(rate: float, ratio: float, order: float) -> float:
-    """The two mixtures mirror each other, so one half line holds both directions; trapezoid rule."""
+    """The two mixtures are mirror images, so one half line covers both directions; trapezoid rule."""
     step = min(0.25, 0.45 / ratio)
     y = np.arange(1, math.ceil(span(2 * order, ratio, step) / step) + 1) * step
     log_lower = log_ratio(rate, -ratio * y - ratio**2 / 2)

@@ -1,4 +1,4 @@
-"""The few special functions the accountants need, written so that rounding is never optimistic."""
+"""Special functions for the accountants. Rounding errors never lower a cost."""
 
 import math
 from functools import lru_cache
@@ -11,11 +11,11 @@ from sluice.privacy.problems import TooCostlyToAccount
 
 Array = NDArray[np.float64]
 
-# Above this argument the series has too many terms to sum while someone waits.
+# Above this argument the series has too many terms to sum within a request.
 LARGEST_ARGUMENT = 2e5
-# For a whole curve of orders the limit is lower; an order beyond it is never the best one.
+# For a curve over all orders the limit is lower; an order beyond it is never the best one.
 LARGEST_ON_A_CURVE = 2e4
-# Probability of a longer projection than `projected_squares` covers; counted as failure by its callers.
+# Probability of a longer projection than `projected_squares` covers; callers add it to delta.
 BEYOND = 1e-20
 
 
@@ -69,7 +69,7 @@ def log_gaussian_delta(epsilon: Array, ratio: float | Array) -> Array:
 
 
 def beta_law(dim: int, grid: float, size: int) -> Array:
-    """The law of Beta(1/2, (dim - 1)/2) at multiples of `grid`, worked out until it has become one."""
+    """The distribution function of Beta(1/2, (dim - 1)/2) at multiples of `grid`, up to where it is one."""
     places = np.minimum(np.arange(size) * grid, 1.0)
     law, coarse = np.ones(size), special.betainc(0.5, (dim - 1) / 2, places[::1024])
     reach = 1024 * int(np.searchsorted(coarse, 1.0))

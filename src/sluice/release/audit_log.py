@@ -1,14 +1,13 @@
-"""The audit log as its readers check it: each row follows from the one before, from the first that is kept.
+"""The hash chain of the audit log, verified without trusting the service that sent the rows.
 
-Pure, so that a client can check rows it was given without trusting who gave them. The database computes the
-same digests when it adds a row (migrations/versions/0010_baseline.py).
+The database computes the same digests when it adds a row (migrations/versions/0010_baseline.py).
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from sluice.release.balance import GENESIS, Broken
+from sluice.release.chain import GENESIS, Broken, Row, broken_link
 
 TRIMMED = "audit log trimmed"
 _HASHED = (
@@ -23,35 +22,31 @@ def _fields(values: Iterable[Any]) -> str:
     return "".join("-" if text is None else f"{len(text.encode())}:{text}" for text in texts)
 
 
-def digest(previous: bytes, row: Mapping[str, Any]) -> bytes:
+def digest(previous: bytes, row: Row) -> bytes:
     values = {name: row[name] for name in _HASHED} | {"objects": _fields(row["objects"])}
     return hashlib.sha256(previous + _fields(values.values()).encode()).digest()
 
 
-def check(rows: Iterable[Mapping[str, Any]]) -> tuple[int, bytes, Broken | None]:
-    """How many rows follow, the digest of the last, and the first that does not follow.
+def check(rows: Iterable[Row]) -> tuple[int, bytes, Broken | None]:
+    """The number of rows that follow, the digest of the last, and the first row that does not follow.
 
-    The rows begin with the first ever written, or after those that a later row says were removed.
+    The rows begin with the first ever written, or after those that a later row states were trimmed.
     """
     count, number, head = 0, 0, GENESIS
     start: tuple[int, str] | None = None
-    removed: tuple[int, str] = (0, GENESIS.hex())
+    trimmed: tuple[int, str] = (0, GENESIS.hex())
     for row in rows:
         try:
             if start is None:
                 start = row["number"] - 1, row["previous"]
                 number, head = start[0], bytes.fromhex(start[1])
-            if row["number"] != number + 1:
-                return count, head, Broken(number=number + 1, why="is missing")
-            if row["previous"] != head.hex():
-                return count, head, Broken(number=number + 1, why="does not follow the row before it")
-            if row["digest"] != digest(head, row).hex():
-                return count, head, Broken(number=number + 1, why="is not as it was written")
+            if broken := broken_link(row, number + 1, head, digest):
+                return count, head, broken
             if row["action"] == TRIMMED:
-                removed = int(row["objects"][0]), row["objects"][1]
+                trimmed = int(row["objects"][0]), row["objects"][1]
             number, head, count = number + 1, bytes.fromhex(row["digest"]), count + 1
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
             return count, head, Broken(number=number + 1, why="does not have the shape of a row")
-    if start is not None and start != removed:
-        return count, head, Broken(number=start[0], why="and all before it are missing, and no row says so")
+    if start is not None and start != trimmed:
+        return count, head, Broken(number=start[0], why="and all before it are missing, and no row states it")
     return count, head, None

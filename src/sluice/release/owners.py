@@ -1,7 +1,7 @@
 """What a release states for each owner of records, read from its privacy statement.
 
-One owner, but for a relay. Owners of a relay have the same relation and delta, so their epsilons can stand
-side by side and be added; `src/sluice/release/attest.py` refuses others, which older versions could publish.
+There is one owner, except in a relay. Owners of a relay have the same relation and delta, so their epsilons
+can be compared and added; `sluice.release.verify` refuses others, which older versions could publish.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def together(privacy: Mapping[str, Any]) -> dict[str, Any] | None:
     owners = of(privacy)
     if len(owners) == 1:
         return None
-    readings = [best(each["epsilon"]) for each in owners]
-    known = [value for value in readings if value is not None]
-    added = len(known) == len(owners) and len({each["relation"] for each in owners}) == 1
-    return {"epsilon": sum(known) if added else None, "delta": sum(each["delta"] for each in owners)}
+    readings = [best(owner["epsilon"]) for owner in owners]
+    finite = [value for value in readings if value is not None]
+    comparable = len(finite) == len(owners) and len({owner["relation"] for owner in owners}) == 1
+    return {"epsilon": sum(finite) if comparable else None, "delta": sum(owner["delta"] for owner in owners)}
