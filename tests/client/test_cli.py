@@ -648,7 +648,7 @@ def test_a_budget_is_raised_by_two_people(site, sluice, told, spent):
     proposed = told("ledger", "grant", spent, "--epsilon", 20, "--reason", "more years", key=site.curator)
     code, _, err = sluice("ledger", "confirm", spent, proposed["id"], key=site.curator)
     assert code == 1
-    assert err.startswith("sluice: Another person has to confirm this: ")
+    assert err.startswith("sluice: A second person has to confirm this: ")
     assert told("ledger", "confirm", spent, proposed["id"], key=site.admin)["state"] == "confirmed"
     [after] = [one for one in told("ledger", "show", key=site.admin) if one["id"] == spent]
     assert (after["epsilon"], after["granted"] > before["granted"]) == (20, True)

@@ -68,7 +68,7 @@ def test_calibrated_by_pld_needs_no_more_noise_than_by_renyi(plan):
     assert calibrated.noise_multiplier <= plan.calibrated(target(2.0)).noise_multiplier
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.integers(1, 10**6),
     st.floats(-6, -0.5).map(lambda x: 10**x),

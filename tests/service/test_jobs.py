@@ -264,12 +264,13 @@ def test_options_replace_defaults_by_field_or_short_name(house):
     ],
 )
 def test_a_request_that_no_plan_follows_from_is_refused(body, slug, house, one_dataset):
+    before = house.balance(one_dataset["account"])
     for path in ("/v1/quotes", "/v1/jobs"):
         answer = house.curator.post(path, json={"dataset": one_dataset["id"]} | body)
         assert (answer.status_code, answer.json()["slug"]) == (422, slug), answer.text
         assert "magic" not in answer.text
         assert "<b>" not in answer.text
-    assert house.balance(one_dataset["account"])["held"] == 0
+    assert house.balance(one_dataset["account"]) == before
 
 
 def test_no_method_is_recommended_for_records_that_none_can_learn(house):
