@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
-from local.drawn import SIZE, draw
+from local.digits import SIZE, draw
 from local.stack import Stack
 from sluice.cli.connection import bar, output
 from sluice.cli.jobs import follow, readings, show_quote

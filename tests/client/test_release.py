@@ -150,7 +150,7 @@ def test_the_command_downloads_verifies_and_tells_a_withdrawn_one(service, publi
     arguments = ["releases", "download", "pets", tmp_path / "pets", "--url", service.url, "--key", "sl_x"]
     code, out, err = sluice(*arguments)
     assert code == 0, err
-    assert "worked out again here" in out
+    assert "recomputed here" in out
     service.revocations = listed(2, published[1:])
     assert sluice(*arguments)[0] == 4
 

@@ -7,7 +7,7 @@ import httpx
 import numpy as np
 import pytest
 
-from local.drawn import draw
+from local.digits import draw
 from sluice.client.api import Sluice
 from tests.e2e.driving import run_client
 

@@ -1,9 +1,9 @@
-"""Which service, as whom: options, the environment, or the file that `sluice login` wrote."""
+"""What all commands share: the connection to a service, options, and how results are printed."""
 
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +17,7 @@ from sluice.client.terminal import console, dumps, inert
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sluice.client.api import Sluice
+    from sluice.client.api import Json, Sluice
 
 Url = Annotated[
     str | None, typer.Option("--url", envvar="SLUICE_URL", help="Address of the service.", show_default=False)
@@ -25,45 +25,48 @@ Url = Annotated[
 Key = Annotated[
     str | None, typer.Option("--key", envvar="SLUICE_KEY", help="Your API key.", show_default=False)
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, stable keys.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON with stable keys.")]
+Out = Annotated[Path | None, typer.Option("--out", help="File to write; standard output by default.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, help="Maximum number of rows, newest first.")]
 
 INVITATION_PREFIX = "sli_"
 
 EXIT_CODES = (
-    "Exit codes: 0 done, and what was asked about is well; 1 refused, out of reach, or not well "
-    "(a broken ledger, a failed job, a rejected file); 2 wrong usage; 3 a release that is altered, forged "
-    "or signed with an unknown key; 4 a release that was withdrawn; 130 interrupted."
+    "Exit codes: 0 success; 1 refused, unreachable, or the result is negative (broken ledger, failed job, "
+    "rejected file); 2 wrong usage; 3 a release that is altered, forged or signed with an unknown key; "
+    "4 a release that was withdrawn; 130 interrupted."
 )
 
 
 def connect(url: str | None, key: str | None) -> "Sluice":
-    """What is not given is what `sluice login` kept; its key goes to its own address only."""
+    """Fills in what `sluice login` stored. A stored key is sent to its own address only."""
     from sluice.client.api import Sluice
 
     if not (url and key):
-        kept = saved()
-        if url and kept and url.rstrip("/") != kept["url"]:
-            kept.pop("key")
-        url, key = url or kept.get("url"), key or kept.get("key")
+        stored = saved()
+        if url and stored and url.rstrip("/") != stored["url"]:
+            stored.pop("key")
+        url, key = url or stored.get("url"), key or stored.get("key")
     if not url:
-        raise CannotRun("which service? sluice login, or give --url and --key (SLUICE_URL, SLUICE_KEY)")
+        raise CannotRun(
+            "no service is named: run sluice login, or give --url and --key (SLUICE_URL, SLUICE_KEY)"
+        )
     if not key:
         raise CannotRun(f"no key for {url}: sluice login --url {url}, or give --key (SLUICE_KEY)")
     return Sluice(url, key)
 
 
 def output(*, stderr: bool = False) -> "Console":
-    """A console that prints what it is given: names in answers are neither markup nor commands."""
     return console(stderr=stderr)
 
 
 def print_fields(*rows: tuple[str, ...]) -> None:
-    """What there is to say about one thing, a line each: its name, its value, perhaps a word on it."""
+    """Prints one object: a line per field with its name, its value and perhaps a remark."""
     from rich.table import Table
 
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for _ in rows[0]:
-        table.add_column(overflow="fold")  # a digest that is cut short is none
+        table.add_column(overflow="fold")  # digests must not be cut short
     for row in rows:
         table.add_row(*(inert(cell, lines=False) for cell in row))
     output().print(table)
@@ -78,6 +81,20 @@ def print_table(*columns: str, rows: Iterable[tuple[str, ...]]) -> None:
     output().print(table)
 
 
+def table_of(columns: "Mapping[str, str | Callable[[Json], str]]") -> Callable[[Any], None]:
+    """A function that prints one JSON object or a list of them. Columns are its keys, or functions of it."""
+
+    def cell(item: "Json", column: "str | Callable[[Json], str]") -> str:
+        return str(item[column]) if isinstance(column, str) else column(item)
+
+    def show(items: Any) -> None:
+        listed = items if isinstance(items, list) else [items]
+        rows = (tuple(cell(item, column) for column in columns.values()) for item in listed)
+        print_table(*columns, rows=rows)
+
+    return show
+
+
 def when(at: str) -> str:
     from datetime import datetime
 
@@ -90,34 +107,40 @@ def size(count: int) -> str:
 
 @contextmanager
 def bar(unit: str) -> Iterator[Callable[..., None]]:
-    """A line on a terminal that says what goes on, how far, how fast and how long still; elsewhere nothing.
+    """A progress bar on a terminal; nothing elsewhere.
 
-    What it gives is called with a description, what is done, of how much, and perhaps another word.
+    Yields a function to call with a description, the amount done, the total and an optional remark.
     """
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     out, shown = output(stderr=True), size if unit == "bytes" else "{:,}".format
-    description, at, word = (
+    description, amount, remark = (
         TextColumn(f"{{task.{field}}}", markup=False)
-        for field in ("description", "fields[at]", "fields[word]")
+        for field in ("description", "fields[amount]", "fields[remark]")
     )
-    columns, more = (description, BarColumn(), at), (TimeRemainingColumn(), word)
-    with Progress(*columns, *more, console=out, disable=not out.is_terminal) as progress:
-        task = progress.add_task("waiting", total=None, at="", word="")
+    columns = description, BarColumn(), amount, TimeRemainingColumn(), remark
+    with Progress(*columns, console=out, disable=not out.is_terminal) as progress:
+        task = progress.add_task("waiting", total=None, amount="", remark="")
 
-        def update(description: str, done: int, total: int, word: str = "") -> None:
+        def update(description: str, done: int, total: int, remark: str = "") -> None:
             speed = progress.tasks[0].speed
-            rate = f", {shown(round(speed))} a second" if speed and unit == "bytes" else ""
-            rate = f", {speed:,.1f} {unit} a second" if speed and unit != "bytes" else rate
-            at = f"{shown(done)} of {shown(total)}{rate}"
-            description, word = inert(description, lines=False), inert(word, lines=False)
-            progress.update(task, description=description, completed=done, total=total, at=at, word=word)
+            rate = (
+                shown(round(speed)) if speed and unit == "bytes" else f"{speed:,.1f} {unit}" if speed else ""
+            )
+            progress.update(
+                task,
+                description=inert(description, lines=False),
+                completed=done,
+                total=total,
+                amount=f"{shown(done)} of {shown(total)}" + (f", {rate} per second" if rate else ""),
+                remark=inert(remark, lines=False),
+            )
 
         yield update
 
 
 def save_bytes(body: bytes, to: Path | None) -> dict[str, Any] | None:
-    """Into a file, or to standard output."""
+    """Writes to a file, or to standard output."""
     if to is None:
         write_bytes(body)
         return None
@@ -133,7 +156,7 @@ def _is_terminal() -> bool:
 
 
 def write_bytes(body: bytes) -> None:
-    """To standard output as it is; to a terminal as text that it does not obey."""
+    """Writes to standard output; on a terminal control characters are escaped."""
     if _is_terminal():
         sys.stdout.write(inert(body.decode(errors="replace")))
     else:
@@ -141,7 +164,7 @@ def write_bytes(body: bytes) -> None:
 
 
 def write_lines(parts: Iterable[bytes], to: Path | None) -> int:
-    """Into a file, all of it or nothing, or to standard output; gives the number of lines."""
+    """Writes to a file, completely or not at all, or to standard output; returns the number of lines."""
     lines = 0
     new = to.with_name(f".{to.name}.{os.getpid()}") if to else None
     try:
@@ -152,8 +175,8 @@ def write_lines(parts: Iterable[bytes], to: Path | None) -> int:
         if new and to:
             new.replace(to)
     except OSError:
-        at = to or "standard output"
-        raise CannotRun(f"{at} cannot be written: name another file with --out") from None
+        target = to or "standard output"
+        raise CannotRun(f"{target} cannot be written: name another file with --out") from None
     finally:
         if new:
             with suppress(OSError):
@@ -161,25 +184,37 @@ def write_lines(parts: Iterable[bytes], to: Path | None) -> int:
     return lines
 
 
+def json_lines(rows: "Iterable[Json]") -> Iterator[bytes]:
+    return (dumps(row).encode() + b"\n" for row in rows)
+
+
+def show_export(result: "Json") -> None:
+    output(stderr=True).print(f"{result['rows']} rows in {result['to']}")
+
+
 def print_json(value: Any) -> None:
-    """One document; or, of something that goes on, one line whenever there is news."""
+    """Prints one document, or one line per item of an iterator."""
     if isinstance(value, Iterator):
-        for one in value:
-            print(dumps(one), flush=True)
+        for item in value:
+            print(dumps(item), flush=True)
     else:
         print(dumps(value))
 
 
+def print_result(result: Any, as_json: bool, show: Callable[[Any], None]) -> None:
+    (print_json if as_json else show)(result)
+
+
 def with_options(command: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> None:
-    """Gives a function that takes anything by name the options a person sees."""
-    named = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+    """Gives a function that takes **options the parameters that typer shows as options."""
+    named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
     command.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
     command.__annotations__ = {}
 
 
 @contextmanager
 def explain_unexpected_answers(url: str) -> Iterator[None]:
-    """Answers are read as they should be. One that is not makes a sentence of whatever went wrong."""
+    """Answers are used without checking their form; any error that causes becomes `UnexpectedAnswer`."""
     try:
         yield
     except (CannotRun, OSError, typer.Abort, typer.Exit, typer.BadParameter):
@@ -191,10 +226,9 @@ def explain_unexpected_answers(url: str) -> Iterator[None]:
 def connected(
     show: Callable[[Any], None], *, ok: Callable[[Any], bool] = lambda _: True
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Makes a command of a function that takes the service first: adds --url, --key and --json.
+    """Makes a command of a function whose first parameter is the service: adds --url, --key and --json.
 
-    What the function returns, if anything, is printed as JSON, or by `show` for people. The exit code is 1
-    unless `ok` is true of it.
+    The result, unless None, is printed as JSON or by `show`. The exit code is 1 unless `ok` is true of it.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
@@ -202,16 +236,16 @@ def connected(
             with connect(url, key) as service, explain_unexpected_answers(service.url):
                 result = function(service, **options)
                 if result is not None:
-                    (print_json if as_json else show)(result)
+                    print_result(result, as_json, show)
             if not ok(result):
                 raise typer.Exit(1)
 
         own = list(inspect.signature(function).parameters.values())[1:]
-        more = [
+        common = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
             for name, default, kind in (("url", None, Url), ("key", None, Key), ("as_json", False, AsJson))
         ]
-        with_options(command, [*own, *more])
+        with_options(command, [*own, *common])
         command.__name__, command.__doc__ = function.__name__, function.__doc__
         return command
 
@@ -219,10 +253,11 @@ def connected(
 
 
 def login(url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
-    """Keep the address of a service and your key in a file only you can read.
+    """Store the address of a service and your key in a file that only you can read.
 
-    Without --key it is asked for, or read from standard input: on a command line others can see it. In place
-    of a key give the invitation that an admin sent you: a key that nobody else has seen is made from it.
+    Without --key you are asked for it, or it is read from standard input: other users can see command lines.
+    Instead of a key you can give the invitation that an admin sent you: it creates a key that nobody else has
+    seen.
     """
     from sluice.client.api import Sluice
     from sluice.client.trust import pin_signing_keys, upload_key
@@ -242,23 +277,22 @@ def login(url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
             key = str(service.redeem(key)["key"])
         try:
             save(service.url, key)
-        except CannotRun as problem:  # the invitation is used up: the key must not be lost
-            raise CannotRun(f"{problem}; your key, shown this once: {key}") from None
+        except CannotRun as problem:  # the invitation is used up, so the key must not be lost
+            raise CannotRun(f"{problem}; your key, shown only once: {key}") from None
     with Sluice(url, key) as service, explain_unexpected_answers(service.url):
-        who = service.me()
-        named = f"{who['name']} ({who['role']})"
+        person = service.me()
         path = save(service.url, key)
-        with suppress(Refused):  # an older service signs nothing
+        with suppress(Refused):  # older services do not sign
             pin_signing_keys(service, accept_changes=True)
             upload_key(service, accept_changes=True)
         if as_json:
-            print_json({"url": service.url, "file": str(path), **who})
+            print_json({"url": service.url, "file": str(path), **person})
         else:
-            output().print(f"{named} at {service.url}; kept in {path}")
+            output().print(f"{person['name']} ({person['role']}) at {service.url}; stored in {path}")
 
 
 def saved_url() -> str | None:
     try:
         return saved().get("url")
-    except CannotRun:  # damaged or open to others: about to be written anew
+    except CannotRun:  # damaged or readable by others: login replaces it
         return None

@@ -1,4 +1,4 @@
-"""`sluice datasets`: declare private data, upload it, see what became of it."""
+"""`sluice datasets`: declare private data, upload it, show its state."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sluice.cli.connection import bar, connected, output, print_fields, print_table
+from sluice.cli.connection import Limit, bar, connected, output, print_fields, table_of
 from sluice.cli.quote import RelationName, image_size
 from sluice.client.problems import CannotRun
 from sluice.client.terminal import inert
@@ -16,42 +16,33 @@ from sluice.client.terminal import inert
 if TYPE_CHECKING:
     from sluice.client.api import Json, Sluice
 
-app = typer.Typer(no_args_is_help=True, help="Private datasets: declare, upload, look at.")
+app = typer.Typer(no_args_is_help=True, help="Private datasets: declare, upload, show, delete.")
 
 Id = Annotated[str, typer.Argument(metavar="DATASET", help="Id of a dataset.")]
-File = Annotated[Path, typer.Argument(help="The file with the records: npz, zip, IDX gz, CSV or Parquet.")]
-Most = Annotated[int, typer.Option("--limit", min=1, help="How many at most, newest first.")]
+File = Annotated[Path, typer.Argument(help="File with the records: npz, zip, IDX gz, CSV or Parquet.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Do not wait until the file is checked.")]
 
 
 def show_one(dataset: "Json") -> None:
-    budget = dataset["budget"]
-    rows = [
+    fields: list[tuple[str, str | None]] = [
         ("dataset", dataset["id"]),
         ("name", dataset["name"]),
         ("state", _state(dataset)),
         ("records", f"about {dataset['nominal_size']:,}"),
         ("schema", _in_words(dataset["schema"])),
-        ("budget", _terms(budget)),
-        *([("declared", f"{_terms(dataset['declared'])}: not in force")] if dataset["declared"] else []),
-        *([("shared", "other datasets draw on the same budget")] if dataset["shared"] else []),
+        ("budget", _terms(dataset["budget"])),
+        ("declared", dataset["declared"] and f"{_terms(dataset['declared'])}: not in force"),
+        ("shared", dataset["shared"] and "other datasets are charged to the same account"),
         ("relation", dataset["relation"].replace("_", "-")),
-        *([("public", "can be a public source of jobs")] if dataset["public"] else []),
-        ("account", dataset["account"] or "known once its records were read"),
-        *(
-            [("held because of", ", ".join(map(_CAUSES.__getitem__, dataset["causes"])))]
-            if dataset["causes"]
-            else []
-        ),
-        *([("deleted because", dataset["deletion_reason"])] if dataset["deletion_reason"] else []),
+        ("public", dataset["public"] and "can be the public source of jobs"),
+        ("account", dataset["account"] or "assigned once its records were read"),
+        ("held because", ", ".join(_CAUSES[cause] for cause in dataset["causes"])),
+        ("deleted because", dataset["deletion_reason"]),
         *(("shares records with", _match(match)) for match in dataset["matches"]),
-        *(
-            [("review", f"{dataset['review']['decision']}: {dataset['review']['reason']}")]
-            if dataset["review"]
-            else []
-        ),
+        ("review", dataset["review"] and f"{dataset['review']['decision']}: {dataset['review']['reason']}"),
+        ("for the owner only", dataset["report"] and json.dumps(dataset["report"])),
     ]
-    print_fields(*rows, *([("for you alone", json.dumps(dataset["report"]))] if dataset["report"] else []))
+    print_fields(*((name, value) for name, value in fields if value))
 
 
 _CAUSES = {
@@ -80,13 +71,16 @@ def _state(dataset: "Json") -> str:
     return str(dataset["state"]) + (f": {dataset['fault']}" if dataset["fault"] else "")
 
 
-def show_many(datasets: "list[Json]") -> None:
-    def row(one: "Json") -> tuple[str, ...]:
-        budget = one["budget"]
-        numbers = f"{one['nominal_size']:,}", f"{budget['epsilon']:g}", f"{budget['delta']:g}"
-        return one["id"], one["name"], _state(one), *numbers
-
-    print_table("dataset", "name", "state", "records", "epsilon", "delta", rows=map(row, datasets))
+show_many = table_of(
+    {
+        "dataset": "id",
+        "name": "name",
+        "state": _state,
+        "records": lambda dataset: f"{dataset['nominal_size']:,}",
+        "epsilon": lambda dataset: f"{dataset['budget']['epsilon']:g}",
+        "delta": lambda dataset: f"{dataset['budget']['delta']:g}",
+    }
+)
 
 
 def _in_words(schema: "Json") -> str:
@@ -105,9 +99,14 @@ def _not_rejected(dataset: "Json") -> bool:
 def add(
     service: "Sluice",
     file: File,
-    name: Annotated[str, typer.Option(help="What to call it.")],
-    records: Annotated[int, typer.Option(help="Roughly how many records. Public: do not count them.")],
-    epsilon: Annotated[float, typer.Option(help="Budget of the people in the data.")],
+    name: Annotated[str, typer.Option(help="Name of the dataset.")],
+    records: Annotated[
+        int,
+        typer.Option(
+            help="Approximate record count. It is published, so give a round figure, not the exact count."
+        ),
+    ],
+    epsilon: Annotated[float, typer.Option(help="Epsilon of the budget.")],
     delta: Annotated[float, typer.Option(help="Delta of the budget, e.g. 1e-5.")],
     schema: Annotated[
         Path | None,
@@ -117,22 +116,22 @@ def add(
         str | None, typer.Option(help="Instead of --schema: HEIGHTxWIDTH or HEIGHTxWIDTHx3.")
     ] = None,
     classes: Annotated[
-        str | None, typer.Option(help="With --image: names of the classes, by commas.")
+        str | None, typer.Option(help="With --image: names of the classes, separated by commas.")
     ] = None,
     relation: Annotated[RelationName, typer.Option(help="Neighbouring relation.")] = RelationName.ADD_REMOVE,
     order: Annotated[
-        int | None, typer.Option(help="Rényi order of the account; chosen if not given.")
+        int | None, typer.Option(help="Rényi order of the account; chosen automatically by default.")
     ] = None,
     parent: Annotated[
-        str | None, typer.Option(help="A dataset with the same people in it; they share its budget.")
+        str | None, typer.Option(help="Id of a dataset with the same people; both share one budget.")
     ] = None,
     public: Annotated[
         bool,
-        typer.Option("--public", help="These records are public, and can be the source of jobs."),
+        typer.Option("--public", help="Declare the records public: they can be the source of jobs."),
     ] = False,
     detach: Detach = False,
 ) -> "Json":
-    """Declare a dataset, upload its file, seal it, and wait for the check."""
+    """Declare a dataset, upload its file, seal it, and wait until it is checked."""
     body = {
         "name": name,
         "schema": _schema(schema, image, classes),
@@ -145,15 +144,15 @@ def add(
     if not file.is_file():
         raise CannotRun(f"{file} is not a file: name the one with the records")
     id = service.register(body)["id"]
-    more = f"a cut upload goes on with: sluice datasets upload {id} {file}"
-    print(inert(f"dataset {id}; {more}", lines=False), file=sys.stderr)
+    advice = f"resume an interrupted upload with: sluice datasets upload {id} {file}"
+    print(inert(f"dataset {id}; {advice}", lines=False), file=sys.stderr)
     return _send(service, id, file, detach)
 
 
 @app.command()
 @connected(show_one, ok=_not_rejected)
 def upload(service: "Sluice", id: Id, file: File, detach: Detach = False) -> "Json":
-    """Go on with an upload that was cut: only the parts that did not arrive are sent."""
+    """Resume an interrupted upload: only the parts that did not arrive are sent."""
     return _send(service, id, file, detach)
 
 
@@ -161,10 +160,10 @@ def upload(service: "Sluice", id: Id, file: File, detach: Detach = False) -> "Js
 @connected(show_many)
 def list_datasets(
     service: "Sluice",
-    state: Annotated[str | None, typer.Option(help="Only those in this state, as held.")] = None,
-    limit: Most = 50,
+    state: Annotated[str | None, typer.Option(help="Only datasets in this state, such as held.")] = None,
+    limit: Limit = 50,
 ) -> "list[Json]":
-    """Your datasets, newest first; an admin sees all."""
+    """List your datasets, newest first; an admin sees all."""
     return list(islice(service.datasets(state=state), limit))
 
 
@@ -173,14 +172,20 @@ def list_datasets(
 def review(
     service: "Sluice",
     id: Id,
-    reason: Annotated[str, typer.Option(help="Why; kept for ever, and shown to the owner.")],
-    accept: Annotated[bool, typer.Option("--accept", help="Other people: a budget of its own.")] = False,
-    join: Annotated[str | None, typer.Option(help="The same people: the account to draw on.")] = None,
-    reject: Annotated[bool, typer.Option("--reject", help="It cannot be used.")] = False,
+    reason: Annotated[str, typer.Option(help="Reason; stored permanently and shown to the owner.")],
+    accept: Annotated[
+        bool,
+        typer.Option("--accept", help="Other people than in existing datasets: it gets a budget of its own."),
+    ] = False,
+    join: Annotated[
+        str | None,
+        typer.Option(metavar="ACCOUNT", help="The same people as in this account: it is charged there."),
+    ] = None,
+    reject: Annotated[bool, typer.Option("--reject", help="Refuse the dataset.")] = False,
 ) -> "Json":
-    """Decide about a dataset that is held (admins). `datasets list --state held` shows those that wait."""
+    """Decide about a held dataset (admins). `sluice datasets list --state held` lists them."""
     if accept + reject + (join is not None) != 1:
-        raise CannotRun("say what you decide: one of --accept, --join ACCOUNT and --reject")
+        raise CannotRun("give one of --accept, --join ACCOUNT and --reject")
     decision = "accept" if accept else "reject" if reject else "join"
     service.review_dataset(id, decision, reason=reason, account=join)
     return service.dataset(id) if reject else service.wait_checked(id)
@@ -189,19 +194,17 @@ def review(
 @app.command()
 @connected(show_one)
 def show(service: "Sluice", id: Id) -> "Json":
-    """One dataset: what was declared, its state, its account."""
+    """Show one dataset: what was declared, its state, its account."""
     return service.dataset(id)
 
 
 def show_deleted(dataset: "Json") -> None:
     id, at = dataset["id"], dataset["removed_at"]
     if at:
-        said = f"{id} is deleted; the store has had no byte of it since {at}"
+        text = f"{id} is deleted; its bytes were removed from the store at {at}"
     else:
-        said = (
-            f"{id} is deleted; its bytes are removed by a train worker: sluice datasets show {id} says when"
-        )
-    output().print(f"{said}. What was spent on it stays spent.", soft_wrap=True)
+        text = f"{id} is deleted; a train worker removes its bytes: sluice datasets show {id} says when"
+    output().print(f"{text}. Its budget stays charged.", soft_wrap=True)
 
 
 @app.command()
@@ -210,13 +213,15 @@ def delete(
     service: "Sluice",
     id: Id,
     reason: Annotated[
-        str | None, typer.Option(help="Why. Admins have to say it; the owner is shown it.")
+        str | None, typer.Option(help="Reason; required from admins and shown to the owner.")
     ] = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Do not wait until its bytes are gone.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Do not wait until its bytes are removed.")
+    ] = False,
 ) -> "Json":
-    """Delete a dataset and its file, and wait a minute until the store has no byte of it.
+    """Delete a dataset and its file, and wait up to a minute until its bytes are removed.
 
-    The budget of the people in it stays as it is.
+    Its budget does not change.
     """
     deleted = service.delete_dataset(id, reason=reason)
     return deleted if detach or deleted["removed_at"] else service.wait_removed(id)
@@ -230,7 +235,7 @@ def _send(service: "Sluice", id: str, file: Path, detach: bool) -> "Json":
         sealed = upload(service, id, file, on_progress=lambda done: update(file.name, done, total))
     if detach:
         return sealed
-    with output(stderr=True).status("the private side checks the file"):
+    with output(stderr=True).status("a train worker checks the file"):
         return service.wait_checked(id)
 
 
@@ -245,15 +250,15 @@ def _schema(file: Path | None, image: str | None, classes: str | None) -> Any:
         "height": size[0],
         "width": size[1],
         "channels": size[2],
-        "classes": [each.strip() for each in classes.split(",")],
+        "classes": [name.strip() for name in classes.split(",")],
     }
 
 
 def read_json(file: Path) -> Any:
-    """The JSON in a file, or of standard input for -."""
+    """Reads JSON from a file, or from standard input for -."""
     try:
         return json.loads(sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8"))
     except OSError:
         raise CannotRun(f"{file} cannot be read: name a JSON file") from None
     except ValueError:
-        raise CannotRun(f"{file} is not JSON: docs/api.md shows how it should look") from None
+        raise CannotRun(f"{file} is not JSON: docs/api.md shows the format") from None

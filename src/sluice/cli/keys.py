@@ -1,4 +1,4 @@
-"""`sluice people` and `sluice keys`: who may act, and with which keys."""
+"""`sluice people` and `sluice keys`: people, their roles, invitations and API keys."""
 
 import uuid
 from contextlib import suppress
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sluice.cli.connection import connected, output, print_table
+from sluice.cli.connection import connected, output, table_of
 from sluice.client.problems import CannotRun
 from sluice.client.terminal import inert
 
@@ -25,95 +25,120 @@ class RoleName(StrEnum):
 
 
 Who = Annotated[str, typer.Argument(metavar="PERSON", help="Name or id of a person.")]
-OfWhom = Annotated[str | None, typer.Argument(metavar="[PERSON]", help="Name or id of a person.")]
+OptionalPerson = Annotated[str | None, typer.Argument(metavar="[PERSON]", help="Name or id of a person.")]
 InvitationId = Annotated[str, typer.Argument(metavar="INVITATION", help="Id of an invitation.")]
 
 
-def id_of(service: "Sluice", person: str) -> str:
+def id_of(service: "Sluice", name: str) -> str:
     """The id of a person given by name or id."""
     with suppress(ValueError):
-        return str(uuid.UUID(person))
-    for one in service.people():
-        if person == one["name"]:
-            return str(one["id"])
-    raise CannotRun(f"nobody here is called {person}: sluice people list shows who is")
+        return str(uuid.UUID(name))
+    for person in service.people():
+        if name == person["name"]:
+            return str(person["id"])
+    raise CannotRun(f"nobody is called {name}: sluice people list shows everybody")
 
 
-def show_people(found: "list[Json]") -> None:
-    names = {one["id"]: one["name"] for one in found}
-
-    def row(one: "Json") -> tuple[str, ...]:
-        by = one["created_by"] or ""
-        return one["id"], one["name"], one["role"], names.get(by, by), "shut out" if one["disabled"] else ""
-
-    print_table("person", "name", "role", "added by", "", rows=map(row, found))
-
-
-def show_keys(keys: "list[Json]") -> None:
-    def row(one: "Json") -> tuple[str, ...]:
-        days = one["created_at"][:10], one["expires_at"][:10]
-        return one["id"], one["label"], *days, (one["revoked_at"] or "")[:19]
-
-    print_table("key", "label", "made", "expires", "revoked", rows=map(row, keys))
+def show_people(people: "Json | list[Json]") -> None:
+    listed = people if isinstance(people, list) else [people]
+    names = {person["id"]: person["name"] for person in listed}
+    table_of(
+        {
+            "person": "id",
+            "name": "name",
+            "role": "role",
+            "added by": lambda person: str(names.get(person["created_by"], person["created_by"] or "")),
+            "": lambda person: "disabled" if person["disabled"] else "",
+        }
+    )(listed)
 
 
-def show_fresh(fresh: "Json") -> None:
-    output(stderr=True).print(f"key {fresh['id']}, until {fresh['expires_at'][:10]}; shown this once:")
-    print(inert(fresh["key"], lines=False))
+show_keys = table_of(
+    {
+        "key": "id",
+        "label": "label",
+        "created": lambda key: key["created_at"][:10],
+        "expires": lambda key: key["expires_at"][:10],
+        "revoked": lambda key: (key["revoked_at"] or "")[:19],
+    }
+)
+
+
+def _invited_by(invitation: "Json") -> str:
+    people = (invitation[name] for name in ("issued_by", "confirmed_by"))
+    return ", ".join(person for person in people if person) or "installation"
+
+
+show_invitations = table_of(
+    {
+        "invitation": "id",
+        "person": "person",
+        "state": "state",
+        "by": _invited_by,
+        "created": lambda invitation: invitation["created_at"][:10],
+        "": lambda invitation: f"refused {invitation['refused']} times" if invitation["refused"] else "",
+    }
+)
+
+
+def _print_secret(remark: str, secret: str) -> None:
+    output(stderr=True).print(f"{remark}; shown only once:")
+    print(inert(secret, lines=False))
+
+
+def show_new_key(key: "Json") -> None:
+    _print_secret(f"key {key['id']}, valid until {key['expires_at'][:10]}", key["key"])
 
 
 def show_invitation(made: "Json") -> None:
-    say = output(stderr=True).print
     if made["invitation"] is None:
-        say(f"an admin needs two: another admin confirms it with sluice people confirm {made['id']}")
+        output(stderr=True).print(
+            f"inviting an admin takes two: another admin runs sluice people confirm {made['id']}"
+        )
     else:
-        say(f"invitation, good once, until {made['expires_at'][:10]}, for sluice login; shown this once:")
-        print(inert(made["invitation"], lines=False))
+        until = made["expires_at"][:10]
+        _print_secret(f"invitation for sluice login, works once, valid until {until}", made["invitation"])
 
 
-def show_invitations(found: "list[Json]") -> None:
-    def row(one: "Json") -> tuple[str, ...]:
-        by = ", ".join(one[name] for name in ("issued_by", "confirmed_by") if one[name]) or "installation"
-        tried = f"tried again {one['refused']} times" if one["refused"] else ""
-        return one["id"], one["person"], one["state"], by, one["created_at"][:10], tried
-
-    print_table("invitation", "person", "state", "by", "made", "", rows=map(row, found))
+def show_added(person: "Json") -> None:
+    show_people(person)
+    show_invitation(person["invitation"])
 
 
 @people.command("add")
-@connected(lambda person: (show_people([person]), show_invitation(person["invitation"])))
+@connected(show_added)
 def add_person(
     service: "Sluice",
-    name: Annotated[str, typer.Argument(help="Letters, digits, . _ @ -; stays with the ledger for ever.")],
+    name: Annotated[str, typer.Argument(help="Letters, digits, . _ @ -; stays in the ledger permanently.")],
     role: Annotated[RoleName, typer.Option(help="What this person may do.")],
 ) -> "Json":
-    """Add a person and print an invitation for them; with it they make a key that only they know."""
+    """Add a person and print an invitation, from which they create a key that only they know."""
     return service.add_person(name=name, role=role.value)
 
 
 @people.command("invite")
 @connected(show_invitation)
 def invite(service: "Sluice", person: Who) -> "Json":
-    """Invite somebody again who lost their key or was disabled; using it revokes their other keys."""
+    """Invite a person again who lost their key or was disabled; using it revokes their other keys."""
     return service.invite(id_of(service, person))
 
 
 @people.command("confirm")
 @connected(show_invitation)
 def confirm(service: "Sluice", id: InvitationId) -> "Json":
-    """Confirm that an admin whom another admin invited may come, and print the invitation."""
+    """Confirm the invitation of an admin that another admin proposed, and print it."""
     return service.confirm_invitation(id)
 
 
 @people.command("invitations")
 @connected(show_invitations)
-def list_invitations(service: "Sluice", person: OfWhom = None) -> "list[Json]":
-    """Who invited whom, newest first, and whether an invitation was tried after its end."""
+def list_invitations(service: "Sluice", person: OptionalPerson = None) -> "list[Json]":
+    """List who invited whom, newest first, and how often an invitation was refused after its end."""
     return list(service.invitations(id_of(service, person) if person else None))
 
 
 @people.command("withdraw")
-@connected(lambda gone: output().print(f"{gone['withdrawn']} no longer works"))
+@connected(lambda result: output().print(f"invitation {result['withdrawn']} withdrawn"))
 def withdraw(service: "Sluice", id: InvitationId) -> "Json":
     """Withdraw an invitation that nobody used."""
     service.withdraw_invitation(id)
@@ -123,37 +148,37 @@ def withdraw(service: "Sluice", id: InvitationId) -> "Json":
 @people.command("list")
 @connected(show_people)
 def list_people(service: "Sluice") -> "list[Json]":
-    """Everybody, newest first."""
+    """List everybody, newest first."""
     return list(service.people())
 
 
 @people.command("disable")
-@connected(lambda person: show_people([person]))
+@connected(show_people)
 def disable(service: "Sluice", person: Who) -> "Json":
-    """Shut a person out at once; what they did stays in the ledger."""
+    """Disable a person at once; the ledger keeps what they did."""
     return service.disable_person(id_of(service, person))
 
 
 @app.command("add")
-@connected(show_fresh)
+@connected(show_new_key)
 def add_key(
     service: "Sluice",
-    label: Annotated[str, typer.Option(help="Where it is used, to know it again.")] = "key",
-    days: Annotated[int, typer.Option(min=1, max=3650, help="Until it expires.")] = 365,
+    label: Annotated[str, typer.Option(help="Where it is used, to recognise it later.")] = "key",
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Days until it expires.")] = 365,
 ) -> "Json":
-    """A further key of yours, shown this once."""
+    """Create another key for you; it is shown only once."""
     return service.add_key(label=label, days=days)
 
 
 @app.command("list")
 @connected(show_keys)
-def list_keys(service: "Sluice", person: OfWhom = None) -> "list[Json]":
-    """Your keys, or for an admin those of a person; without their text, which is kept nowhere."""
+def list_keys(service: "Sluice", person: OptionalPerson = None) -> "list[Json]":
+    """List your keys or, for an admin, those of a person; without their text, which is not stored."""
     return service.keys(id_of(service, person) if person else None)
 
 
 @app.command("revoke")
-@connected(lambda gone: output().print(f"{gone['revoked']} stops working with the next request"))
+@connected(lambda result: output().print(f"key {result['revoked']} revoked"))
 def revoke(
     service: "Sluice", id: Annotated[str, typer.Argument(metavar="KEY", help="Id of a key.")]
 ) -> "Json":

@@ -1,20 +1,19 @@
-"""`sluice ledger`: what every account was granted, holds and has spent; checked here, row by row."""
+"""`sluice ledger`: what every account was granted, holds and has spent; verified here, row by row."""
 
 import uuid
 from collections.abc import Iterator
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sluice.cli.connection import connected, output, print_table, write_lines
+from sluice.cli.connection import Out, connected, json_lines, output, show_export, table_of, write_lines
 from sluice.client.problems import CannotRun
 
 if TYPE_CHECKING:
     from sluice.client.api import Json, Sluice
 
-app = typer.Typer(no_args_is_help=True, help="Budgets and the ledger: look, check, raise.")
+app = typer.Typer(no_args_is_help=True, help="Budgets and the ledger: show, verify, raise.")
 
 
 class FormatName(StrEnum):
@@ -30,46 +29,70 @@ def _units(cost: int) -> str:
     return f"{cost / 1e9:.6f}"
 
 
-def show_accounts(accounts: "list[Json]") -> None:
-    def row(one: "Json") -> tuple[str, ...]:
-        terms = one["id"], f"{one['epsilon']:g}", f"{one['delta']:g}", str(one["order"])
-        units = map(_units, (one["granted"], one["held"], one["settled"], one["left"]["cost"]))
-        return *terms, *units, f"{one['left']['epsilon']:.4f}", str(one["moves"])
+show_accounts = table_of(
+    {
+        "account": "id",
+        "epsilon": lambda account: f"{account['epsilon']:g}",
+        "delta": lambda account: f"{account['delta']:g}",
+        "order": "order",
+        "granted": lambda account: _units(account["granted"]),
+        "held": lambda account: _units(account["held"]),
+        "settled": lambda account: _units(account["settled"]),
+        "left": lambda account: _units(account["left"]["cost"]),
+        "left as epsilon": lambda account: f"{account['left']['epsilon']:.4f}",
+        "rows": "moves",
+    }
+)
 
-    columns = "account", "epsilon", "delta", "order", "granted", "held", "settled", "left", "worth", "moves"
-    print_table(*columns, rows=map(row, accounts))
+
+def _renyi(row: "Json") -> str:
+    epsilon = (row["readings"] or {}).get("renyi")
+    return "" if epsilon is None else f"{epsilon:.4f}"
 
 
-def show_shown(shown: Any) -> None:
+show_rows = table_of(
+    {
+        "row": "number",
+        "at": lambda row: row["at"][:19].replace("T", " "),
+        "kind": "kind",
+        "cost": lambda row: _units(row["cost"]),
+        "epsilon": _renyi,
+        "who": "actor",
+        "why": "reason",
+    }
+)
+
+show_grants = table_of(
+    {
+        "grant": "id",
+        "epsilon": lambda grant: f"{grant['epsilon']:g}",
+        "state": "state",
+        "reason": "reason",
+        "proposed by": "proposed_by",
+    }
+)
+
+
+def show_account(shown: Any) -> None:
     if isinstance(shown, list):
         return show_accounts(shown)
-    show_accounts([shown.get("account", shown)])
+    show_accounts(shown.get("account", shown))
     if "entries" in shown:
         show_rows(shown["entries"])
 
 
-def show_rows(entries: "list[Json]") -> None:
-    def row(one: "Json") -> tuple[str, ...]:
-        epsilon = (one["readings"] or {}).get("renyi")
-        shown = "" if epsilon is None else f"{epsilon:.4f}"
-        at = one["at"][:19].replace("T", " ")
-        return str(one["number"]), at, one["kind"], _units(one["cost"]), shown, one["actor"], one["reason"]
-
-    print_table("row", "at", "move", "cost", "epsilon", "who", "why", rows=map(row, entries))
-
-
 @app.command()
-@connected(show_shown)
+@connected(show_account)
 def show(
     service: "Sluice",
     account: Annotated[
-        str | None, typer.Argument(metavar="ACCOUNT", help="One account with its rows.")
+        str | None, typer.Argument(metavar="ACCOUNT", help="Show this account with its rows.")
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="The account this dataset draws on; also for curators.")
+        str | None, typer.Option(help="Show the account that this dataset is charged to; curators may, too.")
     ] = None,
 ) -> Any:
-    """Every account, or one with all its rows."""
+    """Show every account, or one with all its rows."""
     if dataset is not None:
         return service.budget(dataset)
     if account is None:
@@ -82,43 +105,34 @@ def show(
 
 
 @app.command()
-@connected(lambda done: output(stderr=True).print(f"{done['rows']} rows in {done['to']}"))
+@connected(show_export)
 def export(
     service: "Sluice",
     account: Id,
-    to: Annotated[
-        Path | None, typer.Option("--out", help="File to write; standard output by default.")
-    ] = None,
+    to: Out = None,
     format: Annotated[
-        FormatName, typer.Option(help="csv for people, json to check it again.")
+        FormatName, typer.Option(help="csv for spreadsheets, json to verify it later.")
     ] = FormatName.CSV,
 ) -> "Json | None":
-    """All rows of an account as a file."""
+    """Write all rows of an account to a file."""
     if format is FormatName.CSV:
         parts = service.ledger_csv(account)
     else:
-        parts = _json_lines(row for page in pages(service, account) for row in page["entries"])
+        parts = json_lines(row for page in pages(service, account) for row in page["entries"])
     rows = write_lines(parts, to) - (format is FormatName.CSV)
     return {"account": account, "rows": rows, "to": str(to)} if to else None
 
 
-def _json_lines(rows: "Iterator[Json]") -> Iterator[bytes]:
-    import json
-
-    for row in rows:
-        yield json.dumps(row, allow_nan=False).encode() + b"\n"
-
-
 def pages(service: "Sluice", account: str) -> "Iterator[Json]":
-    """All of an account's ledger; goes on until rows and account agree, as it may move meanwhile."""
-    after, patience = 0, 3
-    while patience:
+    """All pages of an account's ledger, until rows and account agree: rows may be added meanwhile."""
+    after, empty_pages_left = 0, 3
+    while empty_pages_left:
         page = service.ledger(account, after=after)
         yield page
         if page["entries"]:
             after = page["entries"][-1]["number"]
         else:
-            patience -= 1
+            empty_pages_left -= 1
         if page["next"] is None and page["account"]["moves"] == after:
             return
 
@@ -126,37 +140,37 @@ def pages(service: "Sluice", account: str) -> "Iterator[Json]":
 def verify_account(
     service: "Sluice", account: str, *, head: str | None = None, reprice: bool = False
 ) -> "Json":
-    """Recomputes chain and balance from the rows alone; the service's own verdict is not asked.
+    """Recomputes hash chain and balance from the rows alone, without the service's own check.
 
-    `head` is a digest known from elsewhere, as a release carries one: the chain must run through it.
+    `head` is a digest known from elsewhere, such as a release: the chain must contain it.
     """
     from sluice.release.chain import Broken
     from sluice.release.ledger import Balance, fold
 
     try:
-        one = str(uuid.UUID(account))
+        id = str(uuid.UUID(account))
     except ValueError:
         raise CannotRun(f"{account} is not the id of an account: sluice ledger show lists them") from None
     now: Any = {}
     terms: Any = None
-    given, found_head = 0, head is None
+    count, head_seen = 0, head is None
 
-    def walk() -> "Iterator[Json]":
-        nonlocal now, terms, given, found_head
-        for page in pages(service, one):
+    def rows() -> "Iterator[Json]":
+        nonlocal now, terms, count, head_seen
+        for page in pages(service, id):
             now = page["account"]
             for row in page["entries"]:
-                if row["account"] != one:
-                    raise ValueError("of another account")
+                if row["account"] != id:
+                    raise ValueError("row of another account")
                 terms = row["terms"] or terms
-                found_head = found_head or row["digest"] == head
+                head_seen = head_seen or row["digest"] == head
                 yield row
-                given += 1
+                count += 1
                 if reprice and row["kind"] == "reserve":
-                    _paid_in_full(row, terms)
+                    _require_full_price(row, terms)
 
     try:
-        balance, last, number, broken = fold(walk())
+        balance, last, number, broken = fold(rows())
         claimed = Balance(capacity=now["granted"], held=now["held"], settled=now["settled"])
         if broken is None and (number, last.hex()) != (now["moves"], now["head"]):
             broken = Broken(number=number + 1, why="is missing at the end")
@@ -166,16 +180,16 @@ def verify_account(
             name: now[name] for name in ("relation", "epsilon", "delta", "order")
         }:
             broken = Broken(number=number, why="was written under other terms than the account claims")
-        elif broken is None and not found_head:
+        elif broken is None and not head_seen:
             broken = Broken(number=number, why="and all before it do not run through the head that was given")
     except Underpaid as problem:
-        broken = Broken(number=given, why=str(problem))
+        broken = Broken(number=count, why=str(problem))
     except (KeyError, TypeError, ValueError, AttributeError):
-        broken = Broken(number=given + 1, why="does not have the shape of a row")
+        broken = Broken(number=count + 1, why="does not have the shape of a row")
     return {
-        "account": one,
+        "account": id,
         "ok": broken is None,
-        "rows": given,
+        "rows": count,
         "head": now.get("head"),
         "broken_row": broken.number if broken else None,
         "why": broken.why if broken else None,
@@ -183,10 +197,10 @@ def verify_account(
 
 
 class Underpaid(Exception):
-    pass
+    """A row was charged less than its event costs."""
 
 
-def _paid_in_full(row: "Json", terms: "Json") -> None:
+def _require_full_price(row: "Json", terms: "Json") -> None:
     from sluice.privacy.accountant import cost
     from sluice.privacy.events import from_dict
     from sluice.privacy.problems import Problem
@@ -202,55 +216,46 @@ def _paid_in_full(row: "Json", terms: "Json") -> None:
 
 def show_verdicts(verdicts: "list[Json]") -> None:
     out = output()
-    for one in verdicts:
-        if one["ok"]:
-            out.print(f"{one['account']}: {one['rows']} rows follow, head {one['head'][:16]}…")
+    for verdict in verdicts:
+        if verdict["ok"]:
+            out.print(f"{verdict['account']}: {verdict['rows']} rows, head {verdict['head'][:16]}…")
         else:
-            out.print(f"{one['account']}: BROKEN: row {one['broken_row']} {one['why']}")
-    broken = sum(not one["ok"] for one in verdicts)
-    out.print(
-        f"{broken} of {len(verdicts)} accounts are broken" if broken else f"{len(verdicts)} accounts hold"
-    )
+            out.print(f"{verdict['account']}: BROKEN: row {verdict['broken_row']} {verdict['why']}")
+    if broken := sum(not verdict["ok"] for verdict in verdicts):
+        out.print(f"{broken} of {len(verdicts)} accounts are broken")
+    else:
+        out.print(f"{len(verdicts)} accounts verified: hash chain and balances are consistent")
 
 
 @app.command()
-@connected(show_verdicts, ok=lambda verdicts: all(one["ok"] for one in verdicts))
+@connected(show_verdicts, ok=lambda verdicts: all(verdict["ok"] for verdict in verdicts))
 def verify(
     service: "Sluice",
     account: Annotated[
-        str | None, typer.Argument(metavar="ACCOUNT", help="One account; all by default.")
+        str | None, typer.Argument(metavar="ACCOUNT", help="Verify this account; all by default.")
     ] = None,
     head: Annotated[
-        str | None, typer.Option(help="A head known from elsewhere, e.g. a release: must be in the chain.")
+        str | None,
+        typer.Option(help="Digest known from elsewhere, such as a release; the chain must contain it."),
     ] = None,
     reprice: Annotated[
-        bool, typer.Option("--reprice", help="Also work out each cost again from its event.")
+        bool, typer.Option("--reprice", help="Also recompute each cost from its event.")
     ] = False,
 ) -> "list[Json]":
-    """Fetch all rows and recompute chain and balance here; exit code 1 names the first broken row."""
+    """Fetch all rows and recompute hash chain and balance here; exit code 1 names the first broken row."""
     if head is not None and account is None:
-        raise CannotRun("a head belongs to one account: name it")
-    which = [account] if account else [one["id"] for one in service.accounts()]
-    return [verify_account(service, each, head=head, reprice=reprice) for each in which]
-
-
-def show_grant(grant: "Json") -> None:
-    show_grants([grant])
-
-
-def show_grants(grants: "list[Json]") -> None:
-    fields = ("state", "reason", "proposed_by")
-    rows = ((one["id"], f"{one['epsilon']:g}", *(one[name] for name in fields)) for one in grants)
-    print_table("grant", "epsilon", "state", "reason", "proposed by", rows=rows)
+        raise CannotRun("--head belongs to one account: name that account")
+    ids = [account] if account else [found["id"] for found in service.accounts()]
+    return [verify_account(service, id, head=head, reprice=reprice) for id in ids]
 
 
 @app.command()
-@connected(show_grant)
+@connected(show_grants)
 def grant(
     service: "Sluice",
     account: Id,
-    epsilon: Annotated[float, typer.Option(help="The new, larger epsilon of the account.")],
-    reason: Annotated[str, typer.Option(help="Why; kept in the ledger for ever.")],
+    epsilon: Annotated[float, typer.Option(help="New, larger epsilon of the account.")],
+    reason: Annotated[str, typer.Option(help="Reason; stays in the ledger permanently.")],
 ) -> "Json":
     """Propose a larger budget; another person has to confirm it."""
     return service.propose_grant(account, epsilon=epsilon, reason=reason)
@@ -259,19 +264,19 @@ def grant(
 @app.command()
 @connected(show_grants)
 def grants(service: "Sluice", account: Id) -> "list[Json]":
-    """Proposals for an account, open and decided."""
+    """List proposals for an account, open and decided."""
     return service.grants(account)
 
 
 @app.command()
-@connected(show_grant)
+@connected(show_grants)
 def confirm(service: "Sluice", account: Id, grant: GrantId) -> "Json":
-    """Put in force what another person proposed."""
+    """Confirm a larger budget that another person proposed."""
     return service.confirm_grant(account, grant)
 
 
 @app.command()
-@connected(show_grant)
+@connected(show_grants)
 def withdraw(service: "Sluice", account: Id, grant: GrantId) -> "Json":
-    """Take an open proposal back."""
+    """Withdraw an open proposal."""
     return service.withdraw_grant(account, grant)

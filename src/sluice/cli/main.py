@@ -5,7 +5,7 @@ import sys
 if sys.argv[1:2] == ["quote"] and "--help" not in sys.argv:
     from sluice.privacy import pld_process
 
-    pld_process.warm_up()  # first, so that both processes load their modules at the same time
+    pld_process.warm_up()  # first, so that both processes load their modules in parallel
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ from sluice.client.problems import CannotRun
 from sluice.client.terminal import dumps, inert
 
 app = typer.Typer(
-    help="Releases synthetic data under differential privacy, with an epsilon that is true.",
+    help="Releases synthetic data under differential privacy, with a verifiable epsilon.",
     epilog=connection.EXIT_CODES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -49,7 +49,7 @@ def _needs_checkout(name: str) -> Callable[[], None]:
 
 
 def main() -> None:
-    """Runs the command; what goes wrong is a sentence on standard error, and an exit code."""
+    """Runs the command. Errors are one sentence on standard error, and an exit code."""
     try:
         app(prog_name="sluice")
     except CannotRun as problem:

@@ -1,81 +1,96 @@
-"""`sluice teams`: who shares datasets, jobs and reviews with whom."""
+"""`sluice teams`: people who share datasets, jobs and reviews."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sluice.cli.connection import connected, print_table
+from sluice.cli.connection import connected, table_of
 from sluice.cli.keys import Who, id_of, show_people
 from sluice.client.problems import CannotRun
 
 if TYPE_CHECKING:
     from sluice.client.api import Json, Sluice
 
-app = typer.Typer(no_args_is_help=True, help="Teams: who shares datasets and reviews (admins).")
+app = typer.Typer(no_args_is_help=True, help="Teams: people who share datasets and reviews (admins).")
 
 Name = Annotated[str, typer.Argument(metavar="TEAM", help="Name of a team.")]
 
 
-def _found(service: "Sluice", name: str) -> str:
-    for one in service.teams():
-        if name in (one["name"], one["id"]):
-            return str(one["id"])
+def _team_id(service: "Sluice", name: str) -> str:
+    for team in service.teams():
+        if name in (team["name"], team["id"]):
+            return str(team["id"])
     raise CannotRun(f"no team is called {name}: sluice teams list shows all")
 
 
-def show_teams(teams: "list[Json]") -> None:
-    def row(one: "Json") -> tuple[str, ...]:
-        def of(limit: int | None) -> str:
-            return "" if limit is None else f" of {limit:,}"
+def _used(name: str) -> "Callable[[Json], str]":
+    def cell(team: "Json") -> str:
+        quota = team["quotas"][name]
+        return f"{team[name]:,}" + ("" if quota is None else f" of {quota:,}")
 
-        quotas = one["quotas"]
-        seconds = "" if quotas["job_seconds"] is None else f"{quotas['job_seconds']:,} s"
-        held = f"{one['bytes']:,}{of(quotas['bytes'])}", f"{one['jobs']:,}{of(quotas['jobs'])}", seconds
-        return one["id"], one["name"], str(one["people"]), *held
+    return cell
 
-    print_table("team", "name", "people", "bytes", "jobs", "longest job", rows=map(row, teams))
+
+def _longest_job(team: "Json") -> str:
+    seconds = team["quotas"]["job_seconds"]
+    return "" if seconds is None else f"{seconds:,} s"
+
+
+show_teams = table_of(
+    {
+        "team": "id",
+        "name": "name",
+        "people": "people",
+        "bytes": _used("bytes"),
+        "jobs": _used("jobs"),
+        "longest job": _longest_job,
+    }
+)
 
 
 @app.command("add")
-@connected(lambda team: show_teams([team]))
+@connected(show_teams)
 def add(service: "Sluice", name: Name) -> "Json":
-    """Make a team."""
+    """Create a team."""
     return service.add_team(name)
 
 
 @app.command("list")
 @connected(show_teams)
 def list_teams(service: "Sluice") -> "list[Json]":
-    """All teams."""
+    """List all teams."""
     return service.teams()
 
 
 @app.command("quota")
-@connected(lambda team: show_teams([team]))
+@connected(show_teams)
 def quota(
     service: "Sluice",
     team: Name,
-    bytes: Annotated[int | None, typer.Option(min=0, help="Of its datasets, until they are removed.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=0, help="That wait or run at once.")] = None,
-    job_seconds: Annotated[int | None, typer.Option(min=1, help="That one job may run.")] = None,
+    bytes: Annotated[
+        int | None, typer.Option(min=0, help="Total size of its datasets, until they are removed.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=0, help="Jobs that wait or run at once.")] = None,
+    job_seconds: Annotated[int | None, typer.Option(min=1, help="Longest time one job may run.")] = None,
 ) -> "Json":
-    """Set what a team may use. What is left out is the default of the site."""
+    """Set what a team may use. An option that is left out means the default of the site."""
     quotas = {"bytes": bytes, "jobs": jobs, "job_seconds": job_seconds}
-    return service.set_quotas(_found(service, team), quotas)
+    return service.set_quotas(_team_id(service, team), quotas)
 
 
 @app.command("move")
-@connected(lambda person: show_people([person]))
+@connected(show_people)
 def move(
     service: "Sluice",
     person: Who,
     team: Annotated[
-        str | None, typer.Argument(metavar="[TEAM]", help="Name of a team; none if left out.")
+        str | None, typer.Argument(metavar="[TEAM]", help="Name of a team; no team if left out.")
     ] = None,
     datasets: Annotated[
-        bool, typer.Option("--datasets", help="Their datasets that belong to no team go with them.")
+        bool, typer.Option("--datasets", help="Also move their datasets that belong to no team.")
     ] = False,
 ) -> "Json":
-    """Put a person into a team, or into none. What they registered in a team stays with that team."""
+    """Put a person into a team or none. What they registered in a team stays with that team."""
     id = id_of(service, person)
-    return service.move_person(id, _found(service, team) if team else None, datasets=datasets)
+    return service.move_person(id, _team_id(service, team) if team else None, datasets=datasets)

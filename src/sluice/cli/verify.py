@@ -1,11 +1,11 @@
-"""Is a downloaded release what was approved and signed? Worked out from its files and public keys alone."""
+"""`sluice verify`: whether a downloaded release is what was approved and signed."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sluice.cli.connection import AsJson, print_fields, print_json
+from sluice.cli.connection import AsJson, print_fields, print_result
 from sluice.cli.jobs import readings
 from sluice.client.problems import CannotRun
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def show_reviewed(result: "Json") -> None:
     print_fields(
         ("directory", result["directory"]),
-        ("files", f"those of bundle {result['bundle']}"),
+        ("files", f"exactly bundle {result['bundle']}"),
         ("signed, published", "no: this is the bundle under review"),
     )
 
@@ -24,15 +24,15 @@ def show_reviewed(result: "Json") -> None:
 def protection(
     owners: "list[Json]", together: "Json | None", *, of: str = "", by: str = ""
 ) -> list[tuple[str, str]]:
-    """What a release costs the records of each owner, and what a relay says to a person with several."""
+    """What a release costs each owner's records, and in total a person with records at several owners."""
     lines = []
-    for i, each in enumerate(owners, 1):
-        whose = f", owner {i}" if together else ""
-        terms = f"{each['delta']:g}, {each['relation'].replace('_', '-')}{of}"
-        lines += [(f"epsilon{whose}", readings(each["epsilon"]) + by), (f"delta, relation{whose}", terms)]
-        if total := each.get("total"):
-            spent = f"epsilon {total['epsilon']:.4f} of a budget of {each['budget']:g}"
-            lines.append((f"total{whose}", f"{spent}, promised or spent by then, however plans were chosen"))
+    for i, owner in enumerate(owners, 1):
+        suffix = f", owner {i}" if together else ""
+        terms = f"{owner['delta']:g}, {owner['relation'].replace('_', '-')}{of}"
+        lines += [(f"epsilon{suffix}", readings(owner["epsilon"]) + by), (f"delta, relation{suffix}", terms)]
+        if total := owner.get("total"):
+            spent = f"epsilon {total['epsilon']:.4f} of a budget of {owner['budget']:g}"
+            lines.append((f"total{suffix}", f"{spent}, held or settled so far, for adaptively chosen plans"))
     if together:
         epsilon = "unknown" if together["epsilon"] is None else f"{together['epsilon']:.4f}"
         added = f"with all {len(owners)}, epsilon {epsilon} at delta {together['delta']:g}"
@@ -43,51 +43,51 @@ def protection(
 
 
 def show(result: "Json") -> None:
-    people = len({each["person"] for each in result["review"]["approvals"]})
-    number, source = result["revocations"]["number"], result["revocations"]["from"]
+    people = len({approval["person"] for approval in result["review"]["approvals"]})
+    number, list_from = result["revocations"]["number"], result["revocations"]["from"]
     print_fields(
         ("release", f"{result['name']}, {result['release']}"),
         ("files", f"as signed, bundle {result['bundle'][:16]}…, published {result['published_at'][:10]}"),
         *protection(
             result["owners"], result["together"], of=f", for {result['unit']}",
-            by=": worked out again here from the event",
+            by=": recomputed here from the event",
         ),
         *(
-            ("learned from", f"{each['name']}, declared public, SHA-256 {each['sha256']}")
-            for each in result["sources"]
+            ("learned from", f"{source['name']}, declared public, SHA-256 {source['sha256']}")
+            for source in result["sources"]
         ),
         ("approved by", f"{people} {'person' if people == 1 else 'people'}"),
         ("key", f"{result['key']}, {result['keys_from']}"),
-        ("withdrawn", source if number is None else f"no, by list {number} {source}"),
+        ("withdrawn", list_from if number is None else f"no, by list {number} {list_from}"),
     )  # fmt: skip
 
 
 def command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where a release was downloaded to.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory a release was downloaded to.")],
     key: Annotated[
         Path | None, typer.Option(help="File with the keys to trust: the service's JSON, PEM or base64.")
     ] = None,
     revocations: Annotated[
-        Path | None, typer.Option(help="File with a list of withdrawn releases; not fetched then.")
+        Path | None, typer.Option(help="File with a list of withdrawn releases, instead of fetching one.")
     ] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Fetch nothing.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Fetch nothing from the network.")] = False,
     allow_expired_list: Annotated[
         bool,
         typer.Option(
             "--allow-expired-list",
-            help="Accept a list of withdrawn releases that has expired: later withdrawals are not on it.",
+            help="Accept an expired list of withdrawn releases, which lacks later withdrawals.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a downloaded release: every byte, the signature, the epsilon, the budget, and that it was not
+    """Verify a downloaded release: every byte, the signature, the epsilon, the budget, and that it was not
     withdrawn.
 
-    Exit codes: 0 it holds; 3 altered, forged, over budget, signed with an unknown key, or checked against a
+    Exit codes: 0 verified; 3 altered, forged, over budget, signed with an unknown key, or checked against a
     list of withdrawn releases that has expired; 4 withdrawn.
     """
     try:
-        given = revocations.read_bytes() if revocations else None
+        revocation_list = revocations.read_bytes() if revocations else None
     except OSError:
         raise CannotRun(f"{revocations} cannot be read: name a list of withdrawn releases") from None
     from sluice.client.verify import verify
@@ -95,8 +95,8 @@ def command(
     result = verify(
         directory,
         keys=key,
-        revocations=given,
+        revocations=revocation_list,
         online=not offline,
         allow_expired_list=allow_expired_list,
     )
-    (print_json if as_json else show)(result)
+    print_result(result, as_json, show)
