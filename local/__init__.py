@@ -1,1 +1,1 @@
-"""Sluice on one machine: real servers from wheels and our own processes, as children under one directory."""
+"""Sluice on one machine: servers, service and workers as child processes with one data directory."""

@@ -1,4 +1,4 @@
-"""`./sluice`: the commands of the client, and those that need the server."""
+"""`./sluice`: the commands of the library, and those that need a checkout."""
 
 import sys
 from contextlib import nullcontext, redirect_stdout
@@ -10,19 +10,15 @@ import typer
 from sluice.cli import connection
 from sluice.cli.main import app, main
 
-DataOption = Annotated[
-    Path, typer.Option("--data", envvar="SLUICE_DATA", help="Directory for everything that is kept.")
-]
-PortOption = Annotated[
-    int, typer.Option("--port", min=1, max=65535, help="Where the API listens, on loopback.")
-]
+DataOption = Annotated[Path, typer.Option("--data", envvar="SLUICE_DATA", help="Directory for all data.")]
+PortOption = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the API, on loopback.")]
 WitnessOption = Annotated[
     Path | None,
     typer.Option(
         "--witness",
         envvar="SLUICE_WITNESS_DIR",
-        help="Directory of the witness, outside the data and its backups; it is remembered. "
-        "By default in $XDG_STATE_HOME/sluice/witness.",
+        help="Directory of the witness, outside the data and its backups; stored for later runs. "
+        "Default: $XDG_STATE_HOME/sluice/witness.",
     ),
 ]
 
@@ -36,11 +32,11 @@ def up(
         bool,
         typer.Option(
             "--accept-lost-witness",
-            help="Go on although the witness or its end is lost: spending that only it knew is forgotten.",
+            help="Continue although the witness is lost; spending that only it recorded is forgotten.",
         ),
     ] = False,
 ) -> None:
-    """Run the whole service on this machine until Ctrl-C."""
+    """Run the service with all its servers and workers on this machine until Ctrl-C."""
     from local import run
 
     run.up(data, port, witness=witness, lost_witness=accept_lost_witness)
@@ -54,11 +50,11 @@ def init(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Also invite this admin, new or without a key, in the name of the installation.",
+            help="Also invite this admin, who is new or has no key.",
         ),
     ] = None,
 ) -> None:
-    """Prepare a data directory: servers, tables, buckets, a password for each role. Stop sluice first."""
+    """Prepare a data directory: tables, buckets, a password for each role. Stop sluice first."""
     from local import run
 
     run.init(data, witness=witness, invite=invite_admin)
@@ -67,7 +63,7 @@ def init(
 @app.command()
 def restore(
     backup: Annotated[
-        Path | None, typer.Argument(metavar="[BACKUP]", help="Copy of a data directory, on one machine.")
+        Path | None, typer.Argument(metavar="[BACKUP]", help="Copy of a data directory (single machine).")
     ] = None,
     data: DataOption = Path(".sluice"),
     witness: WitnessOption = None,
@@ -75,54 +71,57 @@ def restore(
         str | None,
         typer.Option(
             envvar="SLUICE_OWNER_DATABASE_URL",
-            help="On many machines, in place of BACKUP: the restored database, as its owner.",
+            help="Instead of BACKUP, on many machines: URL of the restored database, as its owner.",
         ),
     ] = None,
     charge: Annotated[
-        bool, typer.Option("--charge", help="Charge what the witness knows was spent since the backup.")
+        bool,
+        typer.Option("--charge", help="Charge what was spent since the backup according to the witness."),
     ] = False,
-    reason: Annotated[str, typer.Option(help="Why; kept in the ledger for ever.")] = "restored from a backup",
+    reason: Annotated[
+        str, typer.Option(help="Reason; stays in the ledger permanently.")
+    ] = "restored from a backup",
     as_json: connection.AsJson = False,
 ) -> None:
-    """Put a backup back without giving spent budget back.
+    """Restore a backup without returning spent budget.
 
-    The backup is compared with the witness. If budget was spent since it was taken, the accounts are shown
-    and nothing is changed (exit code 1), unless --charge is given: then that is charged. The present data
-    directory is put aside, not deleted. Stop sluice first.
+    The backup is compared with the witness. If budget was spent since the backup, the accounts are shown and
+    nothing is changed (exit code 1); with --charge the backup is restored and the difference is charged. The
+    present data directory is renamed, not deleted. Stop sluice first.
 
     On many machines, restore the database with pg_restore, leave the services stopped, and give --database;
     the witness is read with the S3 settings of the sweep role (SLUICE_S3_ENDPOINT and so on), or from
     --witness.
     """
-    if (backup is None) == (database is None):
-        raise typer.BadParameter("name a BACKUP on one machine, or --database on many")
     from local import restoring
 
-    more: dict[str, Any] = {"witness": witness, "charge": charge, "reason": reason}
-    if database:
-        told = restoring.restore_database(database, **more)
+    options: dict[str, Any] = {"witness": witness, "charge": charge, "reason": reason}
+    if database and not backup:
+        result = restoring.restore_database(database, **options)
+    elif backup and not database:
+        result = restoring.restore_directory(backup, data=data, **options)
     else:
-        told = restoring.restore_directory(backup, data=data, **more)
-    connection.print_json(told) if as_json else restoring.show(told)
-    if not told["restored"]:
+        raise typer.BadParameter("name a BACKUP on one machine, or --database on many")
+    connection.print_result(result, as_json, restoring.show)
+    if not result["restored"]:
         raise typer.Exit(1)
 
 
 @app.command()
 def demo(
     port: PortOption = 8000,
-    epsilon: Annotated[float, typer.Option(min=0.01, help="What the training may cost.")] = 10.0,
-    images: Annotated[int, typer.Option(min=100, max=1_000_000, help="How many digits are drawn.")] = 20_000,
-    keep: Annotated[Path | None, typer.Option(help="Keep all of it in this new directory.")] = None,
+    epsilon: Annotated[float, typer.Option(min=0.01, help="Epsilon of the training.")] = 10.0,
+    images: Annotated[int, typer.Option(min=100, max=1_000_000, help="Number of digits to draw.")] = 20_000,
+    keep: Annotated[Path | None, typer.Option(help="Keep all data in this new directory.")] = None,
     as_json: connection.AsJson = False,
 ) -> None:
-    """From nothing to a verified release: data, budget, training, review, signature, download; in minutes."""
+    """Make a release from start to end: data, budget, training, review, signature, download, verification."""
     from local.demo import Settings, run
 
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
-        told = run(Settings(images=images, epsilon=epsilon), port=port, keep=keep)
+        result = run(Settings(images=images, epsilon=epsilon), port=port, keep=keep)
     if as_json:
-        connection.print_json(told)
+        connection.print_json(result)
 
 
 @app.command()

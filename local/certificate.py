@@ -1,4 +1,4 @@
-"""A certificate that its holders show each other: one key pair, signed by itself."""
+"""A self-signed certificate for mutual TLS between the local servers."""
 
 import datetime
 import ipaddress
@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 
 def self_signed(host: str, *, days: int = 3650) -> tuple[str, str]:
-    """Certificate and private key of a server at this IP address, as PEM."""
+    """Certificate and private key for a server at this IP address, as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "sluice")])
     now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
@@ -21,7 +21,7 @@ def self_signed(host: str, *, days: int = 3650) -> tuple[str, str]:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - day)  # a clock that is set back must not stop the servers
+        .not_valid_before(now - day)  # tolerates a clock that is set back
         .not_valid_after(now + days * day)
         .add_extension(address, critical=False)
         .sign(key, hashes.SHA256())

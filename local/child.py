@@ -1,4 +1,4 @@
-"""A server or worker as a child that cannot outlive us, with its log in a file."""
+"""A server or worker as a child process that ends when this process ends, with its log in a file."""
 
 import os
 import signal
@@ -15,8 +15,8 @@ from sluice.client.problems import CannotRun
 
 # Runs in the child just before the real program. Arguments: nobody(0|1), death signal, parent, command.
 # nobody: PostgreSQL refuses to run as root. In a user namespace that maps our uid to 65534 it sees "nobody",
-#   while its files stay ours: no user is added, nothing changes hands.
-# death signal: asked for last, since a change of credentials clears it.
+#   while its files keep our uid outside.
+# death signal: set last, since a change of credentials clears it.
 _SHIM = r"""
 import ctypes, os, sys
 nobody, signal_number, parent, command = sys.argv[1] == "1", int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
@@ -43,13 +43,13 @@ def shim(command: Sequence[str], *, nobody: bool, death_signal: signal.Signals) 
 
 
 def bare_environment() -> dict[str, str]:
-    """What a child may inherit: nothing that names a secret of some role, ours or a cloud's."""
+    """Our environment without SLUICE_ and AWS_ variables, which may hold secrets of other roles."""
     return {k: v for k, v in os.environ.items() if not k.startswith(("SLUICE_", "AWS_"))}
 
 
 @dataclass(kw_only=True)
 class Child:
-    """One process. Started from the main thread only: the kernel ties the death signal to that thread."""
+    """One process. Start it from the main thread: the kernel ties the death signal to that thread."""
 
     name: str
     command: Sequence[str]
@@ -78,7 +78,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env=bare_environment() | dict(self.environment),
                 cwd=self.directory,
-                # A Ctrl-C in the terminal reaches us alone, and we stop the children in order.
+                # Ctrl-C in the terminal signals only us; we stop the children in order.
                 process_group=0,
             )
         if self.stdin is not None and self.process.stdin is not None:
@@ -86,29 +86,29 @@ class Child:
             self.process.stdin.close()
 
     def wait_ready(self, stopping: Callable[[], bool]) -> float:
-        """Probes until the child answers as a user would need it; gives the seconds since its start."""
+        """Probes until the child is ready; returns the seconds since its start."""
         problem: Exception | None = None
         while time.monotonic() < self.started + self.ready_seconds:
             if stopping():
                 raise KeyboardInterrupt
             if self.died():
-                raise CannotRun(self.obituary())
+                raise CannotRun(self.exit_report())
             try:
                 self.probe()
                 self.ready = True
                 return time.monotonic() - self.started
-            except Exception as not_yet:  # whatever a client library raises while its server starts
-                problem = not_yet
+            except Exception as error:  # what a probe raises depends on its client library
+                problem = error
                 time.sleep(0.03)
         raise CannotRun(
-            f"{self.name} gave no answer for {self.ready_seconds:.0f} s ({type(problem).__name__}): "
+            f"{self.name} did not answer for {self.ready_seconds:.0f} s ({type(problem).__name__}): "
             f"see {self.log}, or try again on an idle machine"
         )
 
     def died(self) -> bool:
         return self.process is not None and self.process.poll() is not None
 
-    def obituary(self) -> str:
+    def exit_report(self) -> str:
         code = self.process.returncode if self.process else None
         if code == _NO_NAMESPACE:
             return (
@@ -119,7 +119,7 @@ class Child:
         return f"{self.name} ended with code {code}; the last lines of {self.log}:\n  " + "\n  ".join(lines)
 
     def stop(self) -> None:
-        """Asks, waits, then insists; every server here survives being killed."""
+        """Sends the stop signal, waits, then kills; every server here survives being killed."""
         if self.process is None or self.process.poll() is not None:
             return
         self.process.send_signal(self.stop_signal)
@@ -131,5 +131,5 @@ class Child:
 
 
 def check_port(port: int) -> None:
-    """A cheap first probe: a client library's failed attempt costs time that a starting server needs."""
+    """Connects to a port. Cheaper than a client library's failed attempt while the server is starting."""
     socket.create_connection((HOST, port), timeout=1).close()

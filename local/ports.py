@@ -6,12 +6,12 @@ import sys
 
 HOST = "127.0.0.1"
 SIZE = 16
-# Below Linux's ephemeral range (32768 and up): the kernel gives those to outgoing connections at any moment.
-# A block also owns the ports OFFSET above its own: SeaweedFS dials its admin port + 10000 in any case.
+# Below Linux's ephemeral range (32768 and up), which the kernel uses for outgoing connections.
+# A block includes the ports OFFSET above its own: SeaweedFS always connects to its admin port + 10000.
 _FIRST, OFFSET = 10_000, 10_000
 
 _reserved: dict[int, socket.socket | None] = {}  # first port of a block of this process → its lock
-_single: list[int] = []  # ports of the newest block that `free_port` has not given out
+_single: list[int] = []  # ports of the newest block that `free_port` has not returned yet
 
 
 def port_is_free(port: int) -> bool:
@@ -25,9 +25,9 @@ def port_is_free(port: int) -> bool:
 
 
 def reserve(first: int) -> bool:
-    """Whether this block of ports is now ours until this process ends.
+    """Reserves a block of ports until this process ends; False if another Sluice has it.
 
-    The lock is a socket in Linux's abstract namespace, which is as wide as that of ports and needs no file.
+    The lock is a socket in Linux's abstract namespace, which has the same scope as ports and needs no file.
     """
     if first in _reserved:
         return True
@@ -44,7 +44,7 @@ def reserve(first: int) -> bool:
 
 
 def reserve_block() -> int:
-    """The first port of a block in which every port is free now, and no other Sluice will take one."""
+    """Reserves a block in which every port is free; returns its first port."""
     count = OFFSET // SIZE
     start = secrets.randbelow(count)
     for number in range(count):
@@ -56,7 +56,7 @@ def reserve_block() -> int:
 
 
 def free_port() -> int:
-    """One port, different on every call."""
+    """A free port, different on every call."""
     if not _single:
         first = reserve_block()
         _single.extend(range(first, first + SIZE))

@@ -1,10 +1,9 @@
-"""`sluice up` and `init`: the local stack as a person sees it."""
+"""`sluice up` and `sluice init`: run the local stack and print its state."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 from rich.table import Table
@@ -14,27 +13,29 @@ from local.stack import Stack
 
 console = Console(highlight=False)
 
-_WHAT = {
+_PURPOSE = {
     "database": "PostgreSQL 18: rows and the ledger",
     "queue": "Valkey: task queue",
     "store": "SeaweedFS: private, vault and public buckets",
-    "service": "the HTTP service",
-    "train": "the private side: reads records, trains",
-    "publish": "the public side: samples, publishes",
-    "sweep": "puts right what a dead process left behind",
+    "service": "HTTP API and console",
+    "train": "reads private records, trains",
+    "publish": "samples, signs, publishes",
+    "sweep": "recovers the work of processes that died; writes the witness",
 }
 
 
 def up(data: Path, port: int, *, witness: Path | None, lost_witness: bool) -> None:
     stack = Stack(data, port=port, witness=witness, lost_witness=lost_witness)
-    with _stopped_by_signals(stack):
+    with on_signals(stack.stopping.set):
         try:
             with console.status("starting"):
                 stack.start()
             _show(stack)
             console.print(f"ready in {stack.timings['all ready']:.1f} s ({_timings(stack)})")
             _show_first_key(stack)
-            console.print(f"witness in {stack.witness or 'its bucket'}, no part of a backup", soft_wrap=True)
+            console.print(
+                f"witness in {stack.witness or 'its bucket'}; do not include it in backups", soft_wrap=True
+            )
             console.print(f"[bold]{stack.url}[/bold]  data in {stack.data}  Ctrl-C stops")
             stack.watch(console.print)
         except KeyboardInterrupt:
@@ -47,7 +48,7 @@ def up(data: Path, port: int, *, witness: Path | None, lost_witness: bool) -> No
 
 def init(data: Path, *, witness: Path | None, invite: str | None = None) -> None:
     stack = Stack(data, witness=witness, invite=invite)
-    with _stopped_by_signals(stack):
+    with on_signals(stack.stopping.set):
         try:
             stack.start_servers()
             stack.prepare()
@@ -60,7 +61,7 @@ def init(data: Path, *, witness: Path | None, invite: str | None = None) -> None
 def _show_first_key(stack: Stack) -> None:
     if stack.first_key:
         console.print(
-            f"key of the first admin, shown this once: [bold]{stack.first_key}[/bold]", soft_wrap=True
+            f"key of the first admin, shown only once: [bold]{stack.first_key}[/bold]", soft_wrap=True
         )
     if stack.invitation:
         console.print(f"{SECOND_ADMIN}: [bold]{stack.invitation}[/bold]", soft_wrap=True)
@@ -70,7 +71,7 @@ def _show(stack: Stack) -> None:
     table = Table("part", "state", "what it is")
     for part, state in stack.health().items():
         table.add_row(
-            part, f"[green]{state}[/green]" if state == "ok" else f"[red]{state}[/red]", _WHAT[part]
+            part, f"[green]{state}[/green]" if state == "ok" else f"[red]{state}[/red]", _PURPOSE[part]
         )
     console.print(table)
 
@@ -82,15 +83,12 @@ def _timings(stack: Stack) -> str:
 
 
 @contextmanager
-def _stopped_by_signals(stack: Stack) -> Iterator[None]:
-    """Ctrl-C and SIGTERM ask for an orderly end, at any moment and however often."""
-
-    def ask(_signal: int, _frame: FrameType | None) -> None:
-        stack.stopping.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+def on_signals(handler: Callable[[], None]) -> Iterator[None]:
+    """Calls `handler` on Ctrl-C, SIGTERM and SIGHUP instead of what was set before."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda _signal, _frame: handler()) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, previous in before.items():
+            signal.signal(number, previous)

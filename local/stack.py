@@ -1,4 +1,4 @@
-"""Starts, watches and stops everything `sluice up` runs, in order."""
+"""Starts, monitors and stops the servers and processes of `sluice up`."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -29,38 +29,38 @@ from local.servers import Postgres, Seaweed, Valkey
 from local.state import ROLES
 from sluice.client.problems import CannotRun
 
-# Of the service's settings, those that follow from the servers in use.
+# Settings of the service that follow from the servers in use.
 _CHOSEN = {
     "database_url", "queue_url", "s3_endpoint", "s3_region", "s3_ca", "s3_access_key", "s3_secret_key",
     "private_bucket", "public_bucket",
 }  # fmt: skip
+_EXTERNAL_S3 = ("S3_REGION", "S3_CA", "PRIVATE_BUCKET", "VAULT_BUCKET", "PUBLIC_BUCKET", "WITNESS_BUCKET")
 _KMS = ("KMS_ENDPOINT", "KMS_REGION", "KMS_ACCESS_KEY", "KMS_SECRET_KEY")
-# Settings of the site that `sluice up` hands to its children as they are.
+# Settings that `sluice up` passes from its environment to its children.
+_DAYS = tuple(
+    f"{name}_DAYS" for name in ("UPLOAD", "SYNTHESIZER", "REJECTED_UPLOAD", "UNFINISHED_UPLOAD", "CHECKPOINT")
+)
 _PASSED_ON = {
     "service": tuple(name.upper() for name in ServiceSettings.model_fields if name not in _CHOSEN),
-    "train": (
-        "DIAGNOSTICS",
-        "UPLOAD_DAYS",
-        "SYNTHESIZER_DAYS",
-        "REJECTED_UPLOAD_DAYS",
-        "UNFINISHED_UPLOAD_DAYS",
-        "CHECKPOINT_DAYS",
-        *_KMS,
-    ),
+    "train": ("DIAGNOSTICS", *_DAYS, *_KMS),
     "publish": _KMS,
     "sweep": ("AUDIT_DAYS",),
 }
-# Made by `sluice up` and kept in its state, unless the environment names another, as in a KMS.
+# Keys that `sluice up` creates and stores, unless the environment names another, such as one in a KMS.
 _KEYS = {
     "service": ("UPLOAD_PUBLIC_KEY",),
     "train": ("FINGERPRINT_KEY", "UPLOAD_KEY", "SYNTHESIZER_PUBLIC_KEY"),
     "publish": ("SIGNING_KEY", "SYNTHESIZER_KEY"),
 }
-_MOST_STILLBORN = 5  # ends in a row before being ready: then it is no accident
+_MAX_FAILED_STARTS = 5  # in a row
+
+
+def _from_environment(names: Iterable[str]) -> dict[str, str]:
+    return {name: os.environ[f"SLUICE_{name}"] for name in names if f"SLUICE_{name}" in os.environ}
 
 
 class Stack:
-    """The servers and our processes under one data directory. Use from the main thread."""
+    """The servers and processes of one data directory. Use it from the main thread."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class Stack:
         self.lost_witness, self.invite = lost_witness, invite
         self.stopping = threading.Event()
         self.timings: dict[str, float] = {}
-        self.first_key: str | None = None  # of the admin, in the run that made the directory
-        self.invitation: str | None = None  # of a second admin, in that run, or of the one to be invited
+        self.first_key: str | None = None  # of the first admin, in the run that created the directory
+        self.invitation: str | None = None  # of the second admin, in that run, or of the admin to be invited
         self.servers: list[Child] = []
         self.processes: list[Child] = []
         self._lock = data_directory.claim(self.data)
@@ -105,7 +105,7 @@ class Stack:
             self._require_identities()
 
     def _choose_witness(self, chosen: Path | None) -> Path | None:
-        """A directory, unless the S3 server is elsewhere and a bucket there is named."""
+        """A directory, unless an external S3 server has a witness bucket."""
         if chosen is None and not self.seaweed and os.environ.get("SLUICE_WITNESS_BUCKET"):
             return None
         directory = data_directory.witness_directory(self.data, self.state, chosen, lost=self.lost_witness)
@@ -128,7 +128,7 @@ class Stack:
         return f"{'https' if self.certificate else 'http'}://{HOST}:{self.port}"
 
     def environment(self, role: str) -> dict[str, str]:
-        """All that a process of this role is told, and nothing of the others."""
+        """The environment of a process of this role; it holds no secrets of other roles."""
         queue_url = os.environ.get(f"SLUICE_{role.upper()}_QUEUE_URL", self.queue_url)
         settings = {"DATABASE_URL": self._database_url(role), "QUEUE_URL": queue_url}
         if self.valkey:
@@ -136,26 +136,16 @@ class Stack:
         if role in S3_ROLES:
             settings["S3_ENDPOINT"] = self.s3_endpoint
             for key in ("access_key", "secret_key"):
-                own = (
-                    self.state["s3"][role][key]
-                    if self.seaweed
-                    else os.environ[f"SLUICE_{role}_S3_{key}".upper()]
+                external = f"SLUICE_{role}_S3_{key}".upper()
+                settings[f"S3_{key.upper()}"] = (
+                    self.state["s3"][role][key] if self.seaweed else os.environ[external]
                 )
-                settings[f"S3_{key.upper()}"] = own
             if not self.seaweed:
-                names = ("S3_REGION", "S3_CA", "PRIVATE_BUCKET", "VAULT_BUCKET", "PUBLIC_BUCKET")
-                names += ("WITNESS_BUCKET",)
-                settings |= {
-                    name: os.environ[f"SLUICE_{name}"] for name in names if f"SLUICE_{name}" in os.environ
-                }
+                settings |= _from_environment(_EXTERNAL_S3)
         if role in ("train", "sweep") and self.witness:
             settings["WITNESS_DIR"] = str(self.witness)
         settings |= {name: self.state[name.lower()] for name in _KEYS.get(role, ())}
-        settings |= {
-            name: os.environ[f"SLUICE_{name}"]
-            for name in (*_PASSED_ON.get(role, ()), *_KEYS.get(role, ()))
-            if f"SLUICE_{name}" in os.environ
-        }
+        settings |= _from_environment((*_PASSED_ON.get(role, ()), *_KEYS.get(role, ())))
         return {f"SLUICE_{name}": value for name, value in settings.items()}
 
     def _database_url(self, role: str) -> str:
@@ -163,10 +153,8 @@ class Stack:
         login = f"{database_role(role)}:{quote(self.state['database'][role])}"
         return urlunsplit(at._replace(netloc=f"{login}@{at.netloc.rpartition('@')[2]}"))
 
-    # -- starting
-
     def start(self) -> None:
-        """Servers, migrations, then our processes; on any problem everything started is stopped again."""
+        """Starts servers, migrates the database, starts our processes; on an error, stops them all."""
         began = time.monotonic()
         try:
             if not port_is_free(self.port):
@@ -182,7 +170,7 @@ class Stack:
         self.timings["all ready"] = time.monotonic() - began
 
     def start_servers(self) -> None:
-        # The quick ones first: they start while initdb works.
+        # The fast ones first: they start while initdb runs.
         for server in (self.seaweed, self.valkey):
             if server:
                 self._launch(server.child(), self.servers)
@@ -194,7 +182,7 @@ class Stack:
         self._await(self.servers)
 
     def prepare(self) -> None:
-        """Brings the database up to date and lets each role in."""
+        """Migrates the database, sets the roles' passwords and creates the first admin."""
         from migrations import UnknownRevision, migrate
 
         began = time.monotonic()
@@ -205,9 +193,9 @@ class Stack:
             raise CannotRun(str(problem)) from None
         engine = connect(self.owner_url)
         with Session(engine) as session, session.begin():
-            made = first_admin(session)
-            if made:
-                self.first_key, self.invitation = made
+            created = first_admin(session)
+            if created:
+                self.first_key, self.invitation = created
             if self.invite:
                 try:
                     self.invitation = invite_admin(session, self.invite)
@@ -242,35 +230,36 @@ class Stack:
             self.timings[child.name] = child.wait_ready(self.stopping.is_set)
 
     def health(self) -> dict[str, str]:
-        """The state of every part, as the service sees it."""
+        """The state of every part, as the service reports it."""
         ready = json.loads(ask_service(self.port, "/readyz", certificate=self.certificate, timeout=5))
-        return ready["needs"] | {"service": "ok"} | ready["workers"]
+        states: dict[str, str] = ready["needs"] | {"service": "ok"} | ready["workers"]
+        return states
 
     def _probe(self, role: str) -> None:
         if self.health()[role] != "ok":
             raise ConnectionError(role)
 
-    # -- running and stopping
-
     def watch(self, say: Callable[[str], None]) -> None:
-        """Until told to stop: a child that dies is started again, unless it no longer gets ready."""
-        stillborn: Counter[str] = Counter()
+        """Restarts children that end, until stopping is requested or one fails to start repeatedly."""
+        failed_starts: Counter[str] = Counter()
         while not self.stopping.wait(0.1):
             for child in self.servers + self.processes:
                 if child.died():
-                    say(child.obituary())
-                    stillborn[child.name] = 0 if child.ready else stillborn[child.name] + 1
-                    if stillborn[child.name] == _MOST_STILLBORN:
-                        raise CannotRun(f"{child.name} does not start any more: see {child.log}")
+                    say(child.exit_report())
+                    failed_starts[child.name] = 0 if child.ready else failed_starts[child.name] + 1
+                    if failed_starts[child.name] == _MAX_FAILED_STARTS:
+                        raise CannotRun(
+                            f"{child.name} failed to start {_MAX_FAILED_STARTS} times: see {child.log}"
+                        )
                     child.start()
                 elif not child.ready:
-                    with suppress(Exception):  # not yet; what a probe raises depends on its library
+                    with suppress(Exception):  # not ready yet; the exception depends on the client library
                         child.probe()
                         child.ready = True
                         say(f"{child.name} is up again")
 
     def stop(self) -> None:
-        """Our processes first, while their servers still answer; then the servers."""
+        """Stops our processes first, while their servers still answer, then the servers."""
         began = time.monotonic()
         for group in (self.processes, self.servers):
             if group:

@@ -1,4 +1,4 @@
-"""The data directory: who holds it, its passwords and ports, and whether this version may use it."""
+"""The data directory: its lock, passwords, keys, ports and layout version."""
 
 import base64
 import errno
@@ -23,18 +23,18 @@ from sluice.envelope import MIN_RSA_BITS
 
 VERSION = 1
 ROLES = ("service", "train", "publish", "sweep")
-ROOM_NEEDED = 400 << 20  # a new PostgreSQL directory, its first log segments and the store's first volumes
+ROOM_NEEDED = 400 << 20  # bytes: a new PostgreSQL directory, its first WAL and the store's first volumes
 
 
 def claim(data: Path) -> IO[str]:
-    """Makes the directory ours alone (0700) and holds it until the returned file is closed."""
+    """Creates the directory (0700) and locks it until the returned file is closed."""
     try:
         data.mkdir(parents=True, exist_ok=True)
         data.chmod(0o700)
         (data / "log").mkdir(exist_ok=True)
         lock = (data / "lock").open("a")
     except OSError as problem:
-        raise CannotRun(_why(data, problem)) from None
+        raise CannotRun(_not_writable(data, problem)) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -51,7 +51,7 @@ def claim(data: Path) -> IO[str]:
     return lock
 
 
-def _why(data: Path, problem: OSError) -> str:
+def _not_writable(data: Path, problem: OSError) -> str:
     if problem.errno == errno.ENOSPC:
         return f"no space is left on the disk of {data}: free some, or choose another directory with --data"
     reason = os.strerror(problem.errno or errno.EIO).lower()
@@ -59,7 +59,7 @@ def _why(data: Path, problem: OSError) -> str:
 
 
 def read(data: Path) -> dict[str, Any]:
-    """What state.json says, or nothing if there is none yet."""
+    """The contents of state.json, or nothing if there is none yet."""
     path = data / "state.json"
     try:
         state: dict[str, Any] = json.loads(path.read_text())
@@ -73,15 +73,15 @@ def read(data: Path) -> dict[str, Any]:
 
 
 def site_of(state: dict[str, Any]) -> str:
-    """The name of a site, which its witness is marked with.
+    """The id of a site, which is also written into its witness.
 
-    It follows from a secret that is made once, so that a backup from before sites had names has the same one.
+    Derived from a secret that is created once, so that a backup from before sites had ids gets the same one.
     """
     return state.get("site") or hashlib.sha256(b"site" + state["s3_internal"].encode()).hexdigest()[:32]
 
 
 def load(data: Path) -> dict[str, Any]:
-    """Passwords are made once; ports are kept while they are free, so that addresses stay the same."""
+    """Reads the state and creates what is missing. Ports are reused while they are free."""
     state = read(data)
     if state.get("version", VERSION) > VERSION:
         raise CannotRun(
@@ -89,21 +89,21 @@ def load(data: Path) -> dict[str, Any]:
             "install that version, or choose another directory with --data"
         )
     state["version"] = VERSION
-    # Filled in name by name, so that a removed one is made anew: that is how a password is changed.
+    # Name by name, so that one that an operator removed is created again: that is how to change a password.
     for kind, names, make in (
         ("database", ("owner", *ROLES), _password),
         ("queue", ROLES, _password),
         ("s3", ("admin", *ROLES), _identity),
     ):
-        kept = state.setdefault(kind, {})
+        secrets_of_kind = state.setdefault(kind, {})
         for name in names:
-            kept.setdefault(name, make())
+            secrets_of_kind.setdefault(name, make())
     state.setdefault("s3_internal", secrets.token_hex(32))
-    # Not made anew while records are remembered under it: the worker would refuse to check uploads.
+    # Must not change while fingerprints made with it exist: the worker would refuse to check uploads.
     state.setdefault("fingerprint_key", base64.b64encode(secrets.token_bytes(32)).decode())
-    # Removed, it is made anew too: releases signed with the old one stay verifiable by its public half.
+    # May be removed to get a new one: releases signed with the old one still verify with its public key.
     state.setdefault("signing_key", base64.b64encode(secrets.token_bytes(32)).decode())
-    # Not made anew while there is something encrypted for them: without the old ones it cannot be opened.
+    # Must not change while something encrypted for them exists: nothing else decrypts it.
     for name in ("upload_key", "synthesizer_key"):
         if name not in state:
             state |= dict(zip((name, name.replace("_key", "_public_key")), rsa_pair(), strict=True))
@@ -122,26 +122,26 @@ def save(data: Path, state: dict[str, Any]) -> None:
 
 
 def witness_directory(data: Path, state: dict[str, Any], chosen: Path | None, *, lost: bool = False) -> Path:
-    """Where the witness of this site is: as chosen, as remembered, or in the user's state directory.
+    """The directory of this site's witness: as chosen, as stored, or in the user's state directory.
 
-    It is made once, for a site that has none yet, or where `lost` says that the old one is gone. Afterwards
-    one that is not there is an error: an empty directory in its place would know of no spending.
+    It is created once, for a site that has none yet, or if `lost` says that the old one is gone. Afterwards a
+    missing one is an error: an empty directory would contain no record of spending.
     """
-    remembered = state.get("witness")
-    directory = (chosen or Path(remembered or default_witness(state["site"]))).resolve()
+    stored = state.get("witness")
+    directory = (chosen or Path(stored or default_witness(state["site"]))).resolve()
     if directory == data or data in directory.parents:
         raise CannotRun(
-            f"{directory} is inside the data directory, and a restored copy of that would bring back an old "
+            f"{directory} is inside the data directory, so that restoring a backup would also restore an old "
             "witness: choose a directory outside it with --witness"
         )
     try:
-        if lost or remembered is None:
+        if lost or stored is None:
             _make_witness(directory, state["site"])
-        found = DirectoryWitness(directory).read("site")
+        site = DirectoryWitness(directory).read("site")
     except OSError as problem:
         reason = os.strerror(problem.errno).lower() if problem.errno else "no such directory"
         raise CannotRun(f"the witness of this site is not in {directory} ({reason}): {FIND_IT}") from None
-    if found != state["site"].encode():
+    if site != state["site"].encode():
         raise CannotRun(f"{directory} is not the witness of this site: {FIND_IT}")
     return directory
 
@@ -167,7 +167,7 @@ def _password() -> str:
 
 
 def rsa_pair() -> tuple[str, str]:
-    """A private key and its public half, as PEM."""
+    """A private key and its public key, as PEM."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=MIN_RSA_BITS)
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
@@ -179,7 +179,7 @@ def _identity() -> dict[str, str]:
 
 
 def _server_ports(first: int) -> list[int]:
-    """Of one block: ten for the servers, SeaweedFS's admin port, and the one that it derives from that."""
+    """Ports of one block: ten for the servers, SeaweedFS's admin port, and the one it derives from that."""
     return [*range(first, first + 11), first + 10 + ports.OFFSET]
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sluice.client.problems import Refused as Refused
     from sluice.client.release import Release as Release
     from sluice.client.verify import verify as verify
-    from sluice.privacy.problems import Problem as Problem
+    from sluice.problems import Problem as Problem
 
     __version__: str
 
@@ -33,7 +33,7 @@ _MODULES = {
     "CannotRun": "sluice.client.problems",
     "Refused": "sluice.client.problems",
     "NotVerified": "sluice.client.problems",
-    "Problem": "sluice.privacy.problems",
+    "Problem": "sluice.problems",
 }
 
 __all__ = [

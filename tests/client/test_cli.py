@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 import uuid
 
 import pytest
@@ -388,25 +387,23 @@ def test_too_little_budget_says_what_would_fit(site, sluice, plan):
     assert any(line == f"  largest epsilon: {problem['largest_epsilon']:.6g}" for line in lines)
 
 
-def test_watching_ends_with_the_job(site, sluice, plan):
+def test_watching_ends_with_the_job(site, sluice, plan, monkeypatch):
     dataset, _ = site.ready_dataset(site.curator_id, capacity=ENOUGH)
     steps = iter(
         ["state = 'running', step = 1, started_at = now()", "step = 2", "state = 'trained', step = 3"]
     )
+    watch = Sluice.watch
 
-    def train():
-        for change in steps:
-            changed = 0
-            while not changed:  # the first one waits until there is a job
-                time.sleep(1.2)
+    def watch_and_train(service, id):
+        """Takes the next step of the job once the last one was seen."""
+        for job in watch(service, id):
+            yield job
+            if change := next(steps, None):
                 with site.engine.begin() as connection:
-                    query = text(f"UPDATE jobs SET {change} WHERE owner_id = :me")
-                    changed = connection.execute(query, {"me": site.curator_id}).rowcount
+                    connection.execute(text(f"UPDATE jobs SET {change} WHERE id = :id"), {"id": id})
 
-    worker = threading.Thread(target=train)
-    worker.start()
+    monkeypatch.setattr(Sluice, "watch", watch_and_train)
     code, out, err = sluice("jobs", "start", dataset.id, plan, "--watch", "--json", key=site.curator)
-    worker.join()
     assert code == 0, err
     seen = [json.loads(line) for line in out.splitlines()]
     assert [(one["state"], one["progress"]["step"]) for one in seen] == [

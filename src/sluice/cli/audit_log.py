@@ -1,7 +1,8 @@
 """`sluice audit-log`: who did, read or downloaded what, when and from where; whether the log is intact."""
 
+import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -17,64 +18,65 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Who did, read or downloaded what (admins).")
 
-Person = Annotated[str | None, typer.Option(help="Name or id of a person.")]
-Action = Annotated[
-    str | None, typer.Option(help="Part of an action, such as download or 'DELETE /v1/datasets'.")
-]
-Object = Annotated[str | None, typer.Option(help="Id of the object acted on, or the name of a file.")]
-Formats = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"]
-Since = Annotated[datetime | None, typer.Option(formats=Formats, help="Earliest time, local.")]
-Until = Annotated[datetime | None, typer.Option(formats=Formats, help="End of the period, exclusive, local.")]
+_FORMATS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"]
+_FILTERS: "dict[str, Any]" = {
+    "person": Annotated[str | None, typer.Option(help="Name or id of a person.")],
+    "action": Annotated[
+        str | None, typer.Option(help="Part of an action, such as download or 'DELETE /v1/datasets'.")
+    ],
+    "object": Annotated[str | None, typer.Option(help="Id of the object acted on, or the name of a file.")],
+    "since": Annotated[datetime | None, typer.Option(formats=_FORMATS, help="Earliest time, local.")],
+    "until": Annotated[
+        datetime | None, typer.Option(formats=_FORMATS, help="End of the period, exclusive, local.")
+    ],
+}
 
 
-def _filters(since: datetime | None, until: datetime | None, **names: str | None) -> "Json":
-    times = {"since": since, "until": until}
-    return names | {name: at and at.astimezone().isoformat() for name, at in times.items()}
+def filtered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces the second parameter of a command, a dict of filters, by an option for each filter."""
+
+    def command(service: "Sluice", **options: Any) -> Any:
+        values = {name: options.pop(name) for name in _FILTERS}
+        filters = {
+            name: value.astimezone().isoformat() if isinstance(value, datetime) else value
+            for name, value in values.items()
+        }
+        return function(service, filters, **options)
+
+    service, _, *own = inspect.signature(function).parameters.values()
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    options = [inspect.Parameter(name, kind, default=None, annotation=_FILTERS[name]) for name in _FILTERS]
+    command.__signature__ = inspect.Signature([service, *options, *own])  # type: ignore[attr-defined]
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    return command
 
 
-show_rows = table_of(
-    {
-        "row": "number",
-        "at": lambda row: when(row["at"]),
-        "who": lambda row: row["name"] or row["writer"],
-        "from": lambda row: row["address"] or "",
-        "action": "action",
-        "objects": lambda row: " ".join(row["objects"]),
-        "refused": lambda row: "" if row["status"] is None else str(row["status"]),
-        "times": lambda row: "" if row["times"] == 1 else str(row["times"]),
-    }
-)
+show_rows = table_of({
+    "row": "number", "at": lambda row: when(row["at"]),
+    "who": lambda row: row["name"] or row["writer"], "from": lambda row: row["address"] or "",
+    "action": "action", "objects": lambda row: " ".join(row["objects"]),
+    "refused": lambda row: "" if row["status"] is None else str(row["status"]),
+    "times": lambda row: "" if row["times"] == 1 else str(row["times"]),
+})  # fmt: skip
 
 
 @app.command()
 @connected(show_rows)
+@filtered
 def show(
     service: "Sluice",
-    person: Person = None,
-    action: Action = None,
-    object: Object = None,
-    since: Since = None,
-    until: Until = None,
+    filters: "Json",
     last: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 50,
 ) -> "list[Json]":
     """Print rows, newest first."""
-    filters = _filters(since, until, person=person, action=action, object=object)
     return list(islice(service.audit_log(**filters), last))
 
 
 @app.command()
 @connected(show_export)
-def export(
-    service: "Sluice",
-    person: Person = None,
-    action: Action = None,
-    object: Object = None,
-    since: Since = None,
-    until: Until = None,
-    to: Out = None,
-) -> "Json | None":
+@filtered
+def export(service: "Sluice", filters: "Json", to: Out = None) -> "Json | None":
     """Write rows as JSON lines, oldest first. A file without filters can be verified."""
-    filters = _filters(since, until, person=person, action=action, object=object)
     rows = write_lines(json_lines(service.export_audit_log(**filters)), to)
     return {"rows": rows, "to": str(to)} if to else None
 

@@ -281,6 +281,7 @@ def login(url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
             raise CannotRun(f"{problem}; your key, shown only once: {key}") from None
     with Sluice(url, key) as service, explain_unexpected_answers(service.url):
         person = service.me()
+        name = f"{person['name']} ({person['role']})"  # before saving: a malformed answer stores nothing
         path = save(service.url, key)
         with suppress(Refused):  # older services do not sign
             pin_signing_keys(service, accept_changes=True)
@@ -288,7 +289,7 @@ def login(url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
         if as_json:
             print_json({"url": service.url, "file": str(path), **person})
         else:
-            output().print(f"{person['name']} ({person['role']}) at {service.url}; stored in {path}")
+            output().print(f"{name} at {service.url}; stored in {path}")
 
 
 def saved_url() -> str | None:

@@ -71,16 +71,12 @@ def _state(dataset: "Json") -> str:
     return str(dataset["state"]) + (f": {dataset['fault']}" if dataset["fault"] else "")
 
 
-show_many = table_of(
-    {
-        "dataset": "id",
-        "name": "name",
-        "state": _state,
-        "records": lambda dataset: f"{dataset['nominal_size']:,}",
-        "epsilon": lambda dataset: f"{dataset['budget']['epsilon']:g}",
-        "delta": lambda dataset: f"{dataset['budget']['delta']:g}",
-    }
-)
+show_many = table_of({
+    "dataset": "id", "name": "name", "state": _state,
+    "records": lambda dataset: f"{dataset['nominal_size']:,}",
+    "epsilon": lambda dataset: f"{dataset['budget']['epsilon']:g}",
+    "delta": lambda dataset: f"{dataset['budget']['delta']:g}",
+})  # fmt: skip
 
 
 def _in_words(schema: "Json") -> str:

@@ -42,26 +42,18 @@ def id_of(service: "Sluice", name: str) -> str:
 def show_people(people: "Json | list[Json]") -> None:
     listed = people if isinstance(people, list) else [people]
     names = {person["id"]: person["name"] for person in listed}
-    table_of(
-        {
-            "person": "id",
-            "name": "name",
-            "role": "role",
-            "added by": lambda person: str(names.get(person["created_by"], person["created_by"] or "")),
-            "": lambda person: "disabled" if person["disabled"] else "",
-        }
-    )(listed)
+    table_of({
+        "person": "id", "name": "name", "role": "role",
+        "added by": lambda person: str(names.get(person["created_by"], person["created_by"] or "")),
+        "": lambda person: "disabled" if person["disabled"] else "",
+    })(listed)  # fmt: skip
 
 
-show_keys = table_of(
-    {
-        "key": "id",
-        "label": "label",
-        "created": lambda key: key["created_at"][:10],
-        "expires": lambda key: key["expires_at"][:10],
-        "revoked": lambda key: (key["revoked_at"] or "")[:19],
-    }
-)
+show_keys = table_of({
+    "key": "id", "label": "label", "created": lambda key: key["created_at"][:10],
+    "expires": lambda key: key["expires_at"][:10],
+    "revoked": lambda key: (key["revoked_at"] or "")[:19],
+})  # fmt: skip
 
 
 def _invited_by(invitation: "Json") -> str:
@@ -69,16 +61,11 @@ def _invited_by(invitation: "Json") -> str:
     return ", ".join(person for person in people if person) or "installation"
 
 
-show_invitations = table_of(
-    {
-        "invitation": "id",
-        "person": "person",
-        "state": "state",
-        "by": _invited_by,
-        "created": lambda invitation: invitation["created_at"][:10],
-        "": lambda invitation: f"refused {invitation['refused']} times" if invitation["refused"] else "",
-    }
-)
+show_invitations = table_of({
+    "invitation": "id", "person": "person", "state": "state", "by": _invited_by,
+    "created": lambda invitation: invitation["created_at"][:10],
+    "": lambda invitation: f"refused {invitation['refused']} times" if invitation["refused"] else "",
+})  # fmt: skip
 
 
 def _print_secret(remark: str, secret: str) -> None:

@@ -29,20 +29,15 @@ def _units(cost: int) -> str:
     return f"{cost / 1e9:.6f}"
 
 
-show_accounts = table_of(
-    {
-        "account": "id",
-        "epsilon": lambda account: f"{account['epsilon']:g}",
-        "delta": lambda account: f"{account['delta']:g}",
-        "order": "order",
-        "granted": lambda account: _units(account["granted"]),
-        "held": lambda account: _units(account["held"]),
-        "settled": lambda account: _units(account["settled"]),
-        "left": lambda account: _units(account["left"]["cost"]),
-        "left as epsilon": lambda account: f"{account['left']['epsilon']:.4f}",
-        "rows": "moves",
-    }
-)
+show_accounts = table_of({
+    "account": "id", "epsilon": lambda account: f"{account['epsilon']:g}",
+    "delta": lambda account: f"{account['delta']:g}", "order": "order",
+    "granted": lambda account: _units(account["granted"]),
+    "held": lambda account: _units(account["held"]),
+    "settled": lambda account: _units(account["settled"]),
+    "left": lambda account: _units(account["left"]["cost"]),
+    "left as epsilon": lambda account: f"{account['left']['epsilon']:.4f}", "rows": "moves",
+})  # fmt: skip
 
 
 def _renyi(row: "Json") -> str:
@@ -50,27 +45,15 @@ def _renyi(row: "Json") -> str:
     return "" if epsilon is None else f"{epsilon:.4f}"
 
 
-show_rows = table_of(
-    {
-        "row": "number",
-        "at": lambda row: row["at"][:19].replace("T", " "),
-        "kind": "kind",
-        "cost": lambda row: _units(row["cost"]),
-        "epsilon": _renyi,
-        "who": "actor",
-        "why": "reason",
-    }
-)
+show_rows = table_of({
+    "row": "number", "at": lambda row: row["at"][:19].replace("T", " "), "kind": "kind",
+    "cost": lambda row: _units(row["cost"]), "epsilon": _renyi, "who": "actor", "why": "reason",
+})  # fmt: skip
 
-show_grants = table_of(
-    {
-        "grant": "id",
-        "epsilon": lambda grant: f"{grant['epsilon']:g}",
-        "state": "state",
-        "reason": "reason",
-        "proposed by": "proposed_by",
-    }
-)
+show_grants = table_of({
+    "grant": "id", "epsilon": lambda grant: f"{grant['epsilon']:g}", "state": "state",
+    "reason": "reason", "proposed by": "proposed_by",
+})  # fmt: skip
 
 
 def show_account(shown: Any) -> None:

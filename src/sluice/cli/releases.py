@@ -93,16 +93,12 @@ def show_many(releases: "list[Json]") -> None:
         by_renyi = owners[0]["epsilon"]["renyi"] if owners else None
         return "" if by_renyi is None else f"{by_renyi:.4f}"
 
-    table_of(
-        {
-            "release": "id",
-            "name": "name",
-            "state": _state,
-            "samples": lambda release: f"{release['count']:,}",
-            "epsilon": lambda release: epsilon(release["owners"]),
-            "created": lambda release: when(release["created_at"]),
-        }
-    )(releases)
+    table_of({
+        "release": "id", "name": "name", "state": _state,
+        "samples": lambda release: f"{release['count']:,}",
+        "epsilon": lambda release: epsilon(release["owners"]),
+        "created": lambda release: when(release["created_at"]),
+    })(releases)  # fmt: skip
     if any(release["together"] for release in releases):
         output().print(
             "A person whose records are with several owners is covered by the sum of their epsilons."

@@ -37,16 +37,10 @@ def _longest_job(team: "Json") -> str:
     return "" if seconds is None else f"{seconds:,} s"
 
 
-show_teams = table_of(
-    {
-        "team": "id",
-        "name": "name",
-        "people": "people",
-        "bytes": _used("bytes"),
-        "jobs": _used("jobs"),
-        "longest job": _longest_job,
-    }
-)
+show_teams = table_of({
+    "team": "id", "name": "name", "people": "people", "bytes": _used("bytes"),
+    "jobs": _used("jobs"), "longest job": _longest_job,
+})  # fmt: skip
 
 
 @app.command("add")
