@@ -1,10 +1,12 @@
 """`sluice releases`: create, review, publish, withdraw; for analysts find, download, verify, sample."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -315,6 +317,14 @@ def download(
     return verify_reviewed(remote.directory, remote.view["digest"]) if review else remote.verify()
 
 
+@contextmanager
+def needs_client_extra() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as missing:
+        raise CannotRun(f"{missing.name} is not installed: run pip install 'sluice[client]'") from None
+
+
 @app.command()
 def sample(
     directory: Directory,
@@ -328,12 +338,21 @@ def sample(
     from sluice.client.release import Release
 
     release = Release(directory)
-    made = synthesized(release, count, label, seed)
-    try:
+    with needs_client_extra():
         import numpy as np
 
+        try:
+            synthesizer = release.synthesizer()
+        except ValueError as problem:
+            raise CannotRun(f"this is not a synthesizer: {problem}") from None
+    classes = release.classes
+    if label is not None and label not in classes and not (label.isdigit() and int(label) < len(classes)):
+        raise CannotRun(f"there is no class {label}: there are {', '.join(classes)}")
+    index = None if label is None else classes.index(label) if label in classes else int(label)
+    samples = synthesizer.sample(count, label=index, seed=seed)
+    try:
         with to.open("wb") as file:
-            np.savez_compressed(file, x=made.images, y=made.labels)
+            np.savez_compressed(file, x=samples.images, y=samples.labels)
     except OSError:
         raise CannotRun(f"{to} cannot be written: name another file with --out") from None
     result = {"to": str(to), "count": count, "label": label, "seed": seed}
@@ -354,35 +373,20 @@ def classify(
 
     release = Release(directory)
     try:
-        import numpy as np
+        with needs_client_extra():
+            import numpy as np
 
-        classifier = release.classifier()
+            classifier = release.classifier()
         with np.load(images, allow_pickle=False) as arrays:
             x = arrays["x"]
         labels = classifier.predict(x if x.ndim == 4 else x[..., None])
         rows = "".join(f"{i},{label},{release.classes[label]}\n" for i, label in enumerate(labels))
         to.write_text("image,label_index,label\n" + rows, encoding="utf-8")
-    except ImportError as lacking:
-        raise CannotRun(f"{lacking.name} is not installed: pip install 'sluice[client]' brings it") from None
     except (OSError, KeyError, ValueError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) else problem
         raise CannotRun(f"{images} cannot be classified into {to}: {reason}") from None
     result = {"to": str(to), "images": len(labels)}
     print_result(result, as_json, lambda _: print_fields((f"{len(labels):,} labels in {to}",)))
-
-
-def synthesized(release: Any, count: int, label: str | None, seed: int) -> Any:
-    try:
-        synthesizer = release.synthesizer()
-    except ImportError as lacking:
-        raise CannotRun(f"{lacking.name} is not installed: pip install 'sluice[client]' brings it") from None
-    except ValueError as problem:
-        raise CannotRun(f"this is not a synthesizer: {problem}") from None
-    classes = release.classes
-    if label is not None and label not in classes and not (label.isdigit() and int(label) < len(classes)):
-        raise CannotRun(f"there is no class {label}: there are {', '.join(classes)}")
-    index = None if label is None else classes.index(label) if label in classes else int(label)
-    return synthesizer.sample(count, label=index, seed=seed)
 
 
 app.command("verify")(verifying.command)

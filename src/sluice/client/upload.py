@@ -11,6 +11,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -47,20 +48,20 @@ def upload(
         raise CannotRun(f"{path} cannot be read ({os.strerror(problem.errno or 0).lower()})") from None
 
 
+@dataclass
 class _Upload:
-    def __init__(
-        self,
-        service: Sluice,
-        dataset: str,
-        path: Path,
-        file: BinaryIO,
-        on_progress: Callable[[int], None],
-        sleep: Callable[[float], None],
-    ) -> None:
-        self.service, self.dataset, self.path, self.file = service, dataset, path, file
-        self.on_progress, self.sleep = on_progress, sleep
-        self.digest, self.hashed = hashlib.sha256(), 0
-        self.size = self.total = 0  # bytes of the file, and of its encrypted form
+    service: Sluice
+    dataset: str
+    path: Path
+    file: BinaryIO
+    on_progress: Callable[[int], None]
+    sleep: Callable[[float], None]
+    size: int = 0  # bytes of the file
+    total: int = 0  # bytes of its encrypted form
+    hashed: int = 0  # bytes that the digest covers so far
+
+    def __post_init__(self) -> None:
+        self.digest = hashlib.sha256()
 
     def run(self) -> Json:
         before = os.fstat(self.file.fileno())
