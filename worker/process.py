@@ -1,10 +1,10 @@
-"""What the worker processes have in common: settings, logs, signs of life, a clean end."""
+"""What the worker processes have in common: settings, logs, tasks, heartbeats, shutdown."""
 
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,37 +18,18 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from core import log
 from core.heartbeats import BEAT_SECONDS, beat, leave
+from core.queue import wake_worker
 from core.settings import PublishSettings, SettingsProblem, SweepSettings, TrainSettings, load
 from core.witness import WitnessDamaged
 
-_log = log.get("life")
+_log = log.get("process")
 S = TypeVar("S", bound="TrainSettings | PublishSettings | SweepSettings")
 
 
-@contextmanager
-def repeating(action: Callable[[], object], seconds: float) -> Iterator[None]:
-    """Does something now and then from another thread while the block takes long."""
-    done = threading.Event()
-
-    def repeat() -> None:
-        while not done.wait(seconds):
-            try:
-                action()
-            except SQLAlchemyError as problem:
-                _log.warning("heartbeat_missed", kind=type(problem).__name__)
-
-    thread = threading.Thread(target=repeat, name="heartbeat", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
-def where(problem: Exception) -> list[str]:
-    """Files and lines of the traceback, and no values."""
-    return [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(problem.__traceback__)]
+def traceback_lines(problem: Exception) -> list[str]:
+    """Files and lines of the traceback, without values."""
+    frames = traceback.extract_tb(problem.__traceback__)
+    return [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames]
 
 
 def settings_or_exit(kind: type[S], role: str) -> S:
@@ -60,6 +41,21 @@ def settings_or_exit(kind: type[S], role: str) -> S:
     return settings
 
 
+def register_task(app: Celery, name: str, action: Callable[[uuid.UUID], object]) -> None:
+    """Calls `action` with the id in each message; wakes a worker for the same id if it returns True."""
+
+    def task(id: object = None, *_: object, **__: object) -> None:
+        try:
+            row_id = uuid.UUID(str(id))
+        except ValueError:
+            _log.warning("message_not_understood", task=name)
+            return
+        if action(row_id):
+            wake_worker(app, name, row_id)
+
+    app.task(task, name=name, shared=False)
+
+
 def live(
     engine: Engine,
     queue_url: str,
@@ -68,49 +64,49 @@ def live(
     work: Callable[[], None] = lambda: None,
     every: float = BEAT_SECONDS,
 ) -> None:
-    """Beats until told to stop, does `work` between beats; a lost server is waited for, not died of."""
+    """Writes heartbeats and calls `work` until `stopping`; connection errors are logged and retried."""
     queue = redis.Redis.from_url(queue_url, socket_timeout=5, socket_connect_timeout=5)
-    trouble = False
+    failing = False
     while True:
         try:
             queue.ping()
             beat(engine, role)
             work()
-            trouble = False
+            failing = False
         except (SQLAlchemyError, RedisError, BotoCoreError, ClientError, OSError, WitnessDamaged) as problem:
-            if not trouble:
-                _log.warning("part_lost_server", kind=type(problem).__name__)
-            trouble = True
-        if stopping.wait(1 if trouble else every):
+            if not failing:
+                _log.warning("connection_lost", kind=type(problem).__name__)
+            failing = True
+        if stopping.wait(1 if failing else every):
             break
     queue.close()
     try:
         leave(engine, role)
     except SQLAlchemyError:
-        _log.warning("part_left_without_saying")
+        _log.warning("heartbeat_not_removed")
 
 
 def serve(
     app: Celery, engine: Engine, queue_url: str, role: str, stopping: threading.Event | None = None
 ) -> None:
-    """Consumes the role's queue, one job at a time, until SIGTERM sets `stopping`: a long job hands back."""
+    """Consumes the role's queue, one task at a time, until SIGTERM sets `stopping`; long tasks hand back."""
     stopping = stopping or threading.Event()
-    beating = threading.Thread(
-        target=live, args=(engine, queue_url, role, stopping), name="life", daemon=True
+    heartbeats = threading.Thread(
+        target=live, args=(engine, queue_url, role, stopping), name="heartbeats", daemon=True
     )
 
-    @worker_ready.connect(weak=False)
     def start(**_: object) -> None:
-        beating.start()
+        heartbeats.start()
 
-    @worker_shutting_down.connect(weak=False)
     def stop(**_: object) -> None:
         stopping.set()
 
+    worker_ready.connect(start, weak=False)
+    worker_shutting_down.connect(stop, weak=False)
     # A thread, not a forked child: nothing outlives this process, and no random state is shared by a fork.
     quiet = ["--loglevel=warning", "--without-heartbeat", "--without-gossip", "--without-mingle"]
     app.worker_main(["--quiet", "worker", "--pool=threads", "--concurrency=1", *quiet])
     stopping.set()
-    if beating.is_alive():
-        beating.join(timeout=5)
+    if heartbeats.is_alive():
+        heartbeats.join(timeout=5)
     engine.dispose()

@@ -66,7 +66,7 @@ def bundle(
         release=release, name=name, note="", licence="CC-BY-4.0", created_at="2026-01-02T03:04:05+00:00",
         reviewers=2, count=count, seed=seed, formats=formats, schema=SCHEMA, privacy=privacy,
     )  # fmt: skip
-    made = build(directory, facts, trained.to_files(), drawn=lambda _: None)
+    made = build(directory, facts, trained.to_files(), on_progress=lambda _: None)
     digest = made.digest.hex()
     statement = release_statement(
         release=release, bundle=digest, hashes={each["path"]: each["sha256"] for each in made.files},

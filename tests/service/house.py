@@ -29,7 +29,7 @@ from core.stores.witness import DirectoryWitness
 from core.witness import WitnessLog, compare
 from service.app import create_app
 from tests.conftest import Servers, served
-from worker.claims import claim
+from worker.lease import JobLease
 
 IMAGES = {"kind": "image", "height": 8, "width": 8, "classes": ["clear", "shadow"]}
 # Cheap to account for: no subsampling.
@@ -255,7 +255,7 @@ class House:
 
     def finish(self, job: str) -> str:
         engine = connect(self.url("train"), pool_size=1)
-        held = claim(engine, uuid.UUID(job))
+        held = JobLease.claim(engine, uuid.UUID(job))
         held.open()
         held.trained(synthesizer_key=f"synthesizers/{job}/1/", synthesizer_sha256=bytes(32), steps=1)
         engine.dispose()

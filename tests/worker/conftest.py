@@ -36,7 +36,7 @@ from sluice.privacy.relation import Relation
 from sluice.release.chain import GENESIS
 from sluice.release.ledger import Balance, digest
 from worker import sweep
-from worker.opening import data_key
+from worker.uploads import data_key
 
 SCHEMA = {"kind": "image", "height": 8, "width": 8, "channels": 1, "classes": ["dark", "light"]}
 DPGAN = {"kind": "dpgan", "sampling_prob": 0.05, "expected_batch": 10}
@@ -260,6 +260,11 @@ class Place:
                 connection.execute("SET session_replication_role = replica")
             connection.execute(statement, values)
 
+    def expire(self, job):
+        """Ends the lease on a job, as if its holder had been silent for too long."""
+        past = "UPDATE jobs SET lease_until = now() - interval '1 s' WHERE id = %s AND state = 'running'"
+        self.change(past, job)
+
     def vault_keys(self, prefix):
         found = self.admin.list_objects_v2(Bucket="sluice-vault", Prefix=prefix).get("Contents", [])
         return {entry["Key"]: entry["Size"] for entry in found}
@@ -305,22 +310,24 @@ def place(tmp_path_factory):
 
 
 class Mortal:
-    """A train worker process that forks one worker per order and says how each ended."""
+    """A worker process that forks one worker per order and reports how each ended; see mortal.py."""
 
-    def __init__(self, place):
+    def __init__(self, place, role, *arguments, **environment):
         kept = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.worker.mortal"],
+            [sys.executable, "-m", "tests.worker.mortal", role, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             text=True,
             cwd=Path(__file__).resolve().parents[2],
-            env=kept | place.stack.environment("train") | {"SLUICE_DIAGNOSTICS": "true"},
+            env=kept | place.stack.environment(role) | environment,
         )
 
-    def order(self, job, point=None, *, wait=True, **more):
-        """The exit status of a worker on this job (10: hand back), or its pid without waiting."""
-        self.process.stdin.write(json.dumps({"job": str(job), "point": point, "wait": wait, **more}) + "\n")
+    def order(self, id, moment=None, *, wait=True, **more):
+        """The exit status of a worker on this row (10: woken again), or its pid without waiting."""
+        order = {"id": str(id), "moment": moment, "wait": wait, **more}
+        self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
         pid = json.loads(self.process.stdout.readline())["pid"]
         return json.loads(self.process.stdout.readline())["status"] if wait else pid
@@ -340,6 +347,6 @@ def _level(request):
 
 @pytest.fixture(scope="package")
 def mortal(place):
-    mortal = Mortal(place)
+    mortal = Mortal(place, "train", SLUICE_DIAGNOSTICS="true")
     yield mortal
     mortal.close()

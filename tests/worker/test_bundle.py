@@ -59,9 +59,9 @@ def trained(schema=SCHEMA):
 FILES = trained().to_files()
 
 
-def made_in(directory, facts=FACTS, files=FILES, drawn=lambda _: None):
+def made_in(directory, facts=FACTS, files=FILES, on_progress=lambda _: None):
     directory.mkdir(exist_ok=True)
-    return build(directory, facts, files, drawn=drawn)
+    return build(directory, facts, files, on_progress=on_progress)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -274,7 +274,7 @@ def test_croissant_points_into_the_files_there_are(formats, tmp_path):
 
 def test_progress_counts_samples_up_to_all(tmp_path):
     heard = []
-    made_in(tmp_path, replace(FACTS, count=4097, formats=("npz",)), drawn=heard.append)
+    made_in(tmp_path, replace(FACTS, count=4097, formats=("npz",)), on_progress=heard.append)
     assert heard == [4096, 4097]
 
 
@@ -338,7 +338,7 @@ def test_the_packer_refuses_whatever_is_not_exactly_a_generator(name, tmp_path):
 
 def test_a_synthesizer_that_is_too_large_is_refused(monkeypatch):
     assert opened(ImageSynthesizer, FILES, SCHEMA)
-    monkeypatch.setattr(bundle, "MOST_OF_A_SYNTHESIZER", sum(map(len, FILES.values())) - 1)
+    monkeypatch.setattr(bundle, "MAX_SYNTHESIZER_BYTES", sum(map(len, FILES.values())) - 1)
     with pytest.raises(Failure, match="unfit-synthesizer"):
         opened(ImageSynthesizer, FILES, SCHEMA)
 
@@ -370,7 +370,7 @@ def test_privacy_json_has_exactly_its_fields(privacy, tmp_path):
 
 
 def test_a_file_larger_than_s3_takes_in_one_piece_is_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(bundle, "MOST_BYTES", 1000)
+    monkeypatch.setattr(bundle, "MAX_FILE_BYTES", 1000)
     with pytest.raises(Failure, match="too-large"):
         made_in(tmp_path)
 

@@ -20,11 +20,10 @@ from core.stores.witness import DirectoryWitness
 from core.tables import Account, Dataset, Person, Review
 from core.unwrap import FileKeys
 from tests.worker.conftest import npz, upload
-from worker import sweep
+from worker import sweep, uploads
 from worker.checking import Checker
-from worker.claims import MOST_ATTEMPTS
-from worker.known import KeyChanged, KnownRecords
-from worker.opening import fetch
+from worker.lease import MAX_ATTEMPTS, DatasetLease
+from worker.record_registry import KeyChanged, RecordRegistry
 from worker.train import make_checker, make_trainer
 
 KEY = bytes(range(32))
@@ -35,10 +34,12 @@ def checker(place, tmp_path):
     """A private side that has seen no records yet; the ledger is level with its witness."""
     place.keep_witness()
     (tmp_path / "witness").mkdir()
-    known = KnownRecords(DirectoryWitness(tmp_path / "witness"), KEY)
+    registry = RecordRegistry(DirectoryWitness(tmp_path / "witness"), KEY)
     forget(place)
     private = PrivateStore(place.admin, "sluice-private")
-    return Checker(engine=place.engines["train"], private=private, keys=place.keys, known=known, key=KEY)
+    return Checker(
+        engine=place.engines["train"], private=private, keys=place.keys, registry=registry, key=KEY
+    )
 
 
 def forget(place):
@@ -60,7 +61,7 @@ def curator2(place):
 
 def another(checker):
     """A second worker, with the same key and the same store."""
-    return replace(checker, known=KnownRecords(checker.known._store, KEY))
+    return replace(checker, registry=RecordRegistry(checker.registry._store, KEY))
 
 
 def checked(place, checker, body=None, **more):
@@ -182,8 +183,8 @@ def test_a_rejected_upload_leaves_no_trace(place, checker, curator2):
     wrong = checked(place, checker, body, sha256=bytes(32))
     assert (wrong.state, wrong.fault, wrong.account_id) == ("rejected", "hash-mismatch", None)
     assert accounts(place) == before
-    checker.known.catch_up()
-    assert checker.known.datasets == set()
+    checker.registry.catch_up()
+    assert checker.registry.datasets == set()
     assert checked(place, checker, body, owner=curator2).state == "ready"
 
 
@@ -230,7 +231,7 @@ def test_a_copy_waits_until_the_one_before_it_is_remembered(place, checker, cura
     """The second check begins after the first has compared and before it has written anything."""
     body, before = upload(), accounts(place)
     first, second = place.sealed(body), place.sealed(reordered(body), owner=curator2)
-    add, begun = checker.known.add, []
+    add, begun = checker.registry.add, []
 
     def add_late(dataset, sketch):
         begun.append(pool.submit(another(checker).check, second.id))
@@ -240,7 +241,7 @@ def test_a_copy_waits_until_the_one_before_it_is_remembered(place, checker, cura
                 connection.rollback()
         add(dataset, sketch)
 
-    monkeypatch.setattr(checker.known, "add", add_late)
+    monkeypatch.setattr(checker.registry, "add", add_late)
     with ThreadPoolExecutor(1) as pool:
         checker.check(first.id)
         begun[0].result()
@@ -286,10 +287,10 @@ def test_what_cannot_be_compared_is_held(place, checker, curator2):
 
 def test_another_key_recognises_nobody_and_so_nothing_is_checked(place, checker):
     checked(place, checker)
-    other = KnownRecords(checker.known._store, bytes(32))
+    other = RecordRegistry(checker.registry._store, bytes(32))
     with pytest.raises(KeyChanged):
         other.catch_up()
-    worker = replace(checker, known=other, key=bytes(32))
+    worker = replace(checker, registry=other, key=bytes(32))
     waiting = place.sealed()
     worker.check(waiting.id)
     assert place.see(waiting).state == "checking"
@@ -310,7 +311,7 @@ def test_no_account_is_opened_by_a_ledger_that_may_have_forgotten(place, checker
 def test_the_worker_is_made_with_the_sites_key_and_store(place):
     trainer = make_trainer(place.train_settings)
     made = make_checker(place.train_settings, trainer)
-    made.known.catch_up()
+    made.registry.catch_up()
     assert len(made.key) == 32
     trainer.engine.dispose()
 
@@ -332,8 +333,8 @@ def tried(place, checker, dataset, *, most=30):
 
 @pytest.mark.parametrize(
     ("wrong", "fault", "attempts"),
-    [("never completed", "upload-gone", MOST_ATTEMPTS), ("disk full", "out-of-space", MOST_ATTEMPTS),
-     ("unforeseen", "check-failed", MOST_ATTEMPTS), ("disk small", "exceeds-disk", 1),
+    [("never completed", "upload-gone", MAX_ATTEMPTS), ("disk full", "out-of-space", MAX_ATTEMPTS),
+     ("unforeseen", "check-failed", MAX_ATTEMPTS), ("disk small", "exceeds-disk", 1),
      ("other size", "size-mismatch", 1)],
 )  # fmt: skip
 def test_a_check_is_tried_a_bounded_number_of_times(wrong, fault, attempts, place, checker, monkeypatch):
@@ -347,7 +348,7 @@ def test_a_check_is_tried_a_bounded_number_of_times(wrong, fault, attempts, plac
     elif wrong.startswith("disk"):
         most = 2 * dataset.size - 1
         disk = SimpleNamespace(total=most if wrong == "disk small" else 1 << 40, free=most)
-        monkeypatch.setattr("worker.space.shutil.disk_usage", lambda _: disk)
+        monkeypatch.setattr("worker.uploads.shutil.disk_usage", lambda _: disk)
     waits = tried(place, checker, dataset)
     row = place.see(dataset)
     assert (row.state, row.fault, row.attempts, row.account_id) == ("rejected", fault, attempts, None)
@@ -364,9 +365,9 @@ def refusing(*_):
 
 def test_a_check_that_kills_its_worker_is_counted_too(place, checker, monkeypatch):
     dataset = place.sealed()
-    for _ in range(MOST_ATTEMPTS):
-        assert checker._claimed(dataset.id) is not None  # and nothing is heard of it again
-        assert checker._claimed(dataset.id) is None
+    for _ in range(MAX_ATTEMPTS):
+        assert DatasetLease.claim(checker.engine, dataset.id) is not None  # and its worker dies
+        assert DatasetLease.claim(checker.engine, dataset.id) is None
         place.change("UPDATE datasets SET retry_at = now() - interval '1 s' WHERE id = %s", dataset.id)
     checker.check(dataset.id)
     row = place.see(dataset)
@@ -376,7 +377,7 @@ def test_a_check_that_kills_its_worker_is_counted_too(place, checker, monkeypatc
 def test_a_check_that_failed_for_a_passing_reason_succeeds_later(place, checker, monkeypatch):
     dataset = place.sealed()
     with monkeypatch.context() as full:
-        full.setattr("worker.space.shutil.disk_usage", lambda _: SimpleNamespace(total=1 << 40, free=0))
+        full.setattr("worker.uploads.shutil.disk_usage", lambda _: SimpleNamespace(total=1 << 40, free=0))
         checker.check(dataset.id)
     row = place.see(dataset)
     assert (row.state, row.fault, row.attempts) == ("checking", "out-of-space", 1)
@@ -392,13 +393,13 @@ def test_a_check_that_failed_for_a_passing_reason_succeeds_later(place, checker,
 def test_a_long_check_keeps_others_from_a_second_one(place, checker, monkeypatch):
     """Its lease is renewed while it reads."""
     dataset = place.sealed()
-    monkeypatch.setattr("worker.checking.LEASE", timedelta(seconds=0.2))
-    read, rival = checker._read, another(checker)
+    checker.lease, checker.beat_seconds = timedelta(seconds=20), 0.05
+    read = checker._read
 
     def read_long(row):
         first = place.see(row).retry_at
         while place.see(row).retry_at < first + timedelta(seconds=0.4):
-            assert rival._claimed(row.id) is None or place.see(row).attempts == 1
+            assert DatasetLease.claim(checker.engine, row.id) is None
         return read(row)
 
     monkeypatch.setattr(Checker, "_read", lambda _, row: read_long(row))
@@ -410,7 +411,7 @@ def test_waiting_for_the_ledger_reads_nothing_and_is_no_attempt(place, checker, 
     place.change("UPDATE witness SET checked_at = now() - interval '2 minutes'")
     dataset = place.sealed()
     monkeypatch.setattr(PrivateStore, "open", refusing)
-    for _ in range(MOST_ATTEMPTS + 1):
+    for _ in range(MAX_ATTEMPTS + 1):
         checker.check(dataset.id)
     assert (place.see(dataset).state, place.see(dataset).attempts) == ("checking", 0)
     place.keep_witness()
@@ -488,7 +489,7 @@ def test_a_deleted_dataset_cannot_be_opened_by_those_who_have_every_key(place, c
     place.change("UPDATE datasets SET state = 'deleted' WHERE id = %s", dataset.id)
     assert place.admin.get_object(Bucket="sluice-private", Key=dataset.object_key)["Body"].read() == copy
     with pytest.raises(Failure, match="key-destroyed"):
-        fetch(place.see(dataset), checker.private, place.keys, tmp_path / "upload")
+        uploads.fetch(place.see(dataset), checker.private, place.keys, tmp_path / "upload")
     assert not (tmp_path / "upload").exists()
 
 

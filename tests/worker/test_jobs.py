@@ -21,7 +21,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from core.faults import Failure
+from core.faults import Failure, Fault
 from core.queue import celery_app, wake_worker
 from core.stores.witness import DirectoryWitness
 from core.tables import Diagnosis
@@ -31,29 +31,30 @@ from sluice.envelope import CannotDecrypt, decrypt_wrapped
 from sluice.generators.classifier import Classifier
 from tests.worker.conftest import ADAPT, GSWGAN
 from worker import sweep, training
-from worker.claims import Fenced, claim
+from worker.lease import Fenced, JobLease
 from worker.train import make_trainer
 from worker.trainers import Progress
-from worker.training import Pulse, Trainer
+from worker.training import Trainer
 
 SVG = "{http://www.w3.org/2000/svg}"
 POINTS = [
-    "claimed", "planned", "witnessed", "opened", "fetching", "fetched", "read", "built", "records", "stepped",
-    "before checkpoint", "after checkpoint", "checkpointed", "followed", "diagnostics", "synthesizer",
-    "stored", "settled", "wiped",
+    "claimed", "planned", "witnessed", "opened", "fetching", "fetched", "read", "built", "restored",
+    "records", "stepped", "before checkpoint", "diagnostics", "after checkpoint", "checkpointed", "followed",
+    "synthesizer", "stored", "settled", "wiped",
 ]  # fmt: skip
 # (point, which time): first, somewhere in the middle, and on the second attempt where there is one
 MOMENTS = [(point, 1) for point in POINTS] + [
     ("stepped", 3), ("stepped", 6), ("before checkpoint", 4), ("after checkpoint", 4), ("checkpointed", 4),
-    ("checkpointed", 6),
+    ("checkpointed", 6), ("diagnostics", 7),
 ]  # fmt: skip
 
 
 def finish(place, mortal, job, seconds=300):
-    """Works on the job as rung for again and again, until it ends."""
+    """Works on the job, as if every lease on it had expired, until it ends."""
     end = time.monotonic() + seconds
     while place.look(job).state in ("queued", "running"):
         assert time.monotonic() < end, "not finished in time"
+        place.expire(job)
         mortal.order(job)
     return place.look(job)
 
@@ -81,7 +82,7 @@ def test_a_job_is_trained_settled_and_leaves_nothing_but_its_synthesizer(place, 
 def test_nothing_is_kept_of_how_a_job_learns_unless_the_site_says_so(place, mortal):
     """By default: no file in the vault, no row, although checkpoints are made."""
     job = place.job(steps=6)
-    assert mortal.order(job, environment={"SLUICE_DIAGNOSTICS": None}) == 0
+    assert mortal.order(job, set={"diagnostics": False}) == 0
     assert place.look(job).state == "trained"
     assert place.vault_keys(f"diagnostics/{job}") == {}
     with Session(place.engines["service"]) as session:
@@ -96,12 +97,12 @@ def test_losses_are_not_even_asked_for_unless_the_site_says_so(place):
         def diagnostics(self):
             raise AssertionError
 
-    held = claim(place.engines["train"], place.job())
+    held = JobLease.claim(place.engines["train"], place.job())
     trainer = Trainer(engine=place.engines["train"], private=None, keys=None, vault=None, witness=None)
-    trainer._follow(held, Silent(), Pulse())
+    trainer._follow(held, Silent())
     trainer.diagnostics = True
     with pytest.raises(AssertionError):
-        trainer._follow(held, Silent(), Pulse())
+        trainer._follow(held, Silent())
     held.hand_back()
 
 
@@ -201,7 +202,9 @@ def test_it_goes_on_from_its_checkpoint_not_from_the_start(place, mortal):
     job = place.job(steps=6)
     assert mortal.order(job, "checkpointed", count=4) == -signal.SIGKILL
     assert place.look(job).checkpoint == 1
-    time.sleep(2.1)  # the lease has to run out: that is the promise
+    assert mortal.order(job) == 0  # not while the lease lasts
+    assert place.look(job).fence == 1
+    place.expire(job)
     assert mortal.order(job, "stepped", count=3) == 0  # only two steps were left
     assert place.look(job).state == "trained"
 
@@ -210,7 +213,7 @@ def test_every_attempt_dying_ends_in_a_named_fault_and_one_charge(place, mortal)
     job = place.job(steps=6)
     assert mortal.order(job, "opened") == -signal.SIGKILL
     place.change("UPDATE jobs SET fence = 20, lease_until = now() - interval '1 s' WHERE id = %s", job)
-    sweep.end_hopeless(place.engines["sweep"])
+    sweep.end_exhausted_jobs(place.engines["sweep"])
     row = place.look(job)
     assert (row.state, row.fault) == ("failed", "lost")
     assert place.ledger_of(job) == ["reserve", "settle"]
@@ -220,7 +223,7 @@ def test_a_job_lost_before_its_records_were_opened_costs_nothing(place, mortal):
     job = place.job(steps=6)
     assert mortal.order(job, "planned") == -signal.SIGKILL
     place.change("UPDATE jobs SET fence = 20, lease_until = now() - interval '1 s' WHERE id = %s", job)
-    sweep.end_hopeless(place.engines["sweep"])
+    sweep.end_exhausted_jobs(place.engines["sweep"])
     assert (place.look(job).fault, place.ledger_of(job)) == ("lost", ["reserve", "void"])
 
 
@@ -266,8 +269,8 @@ def test_a_zombie_that_wakes_after_its_lease_changes_nothing(place, mortal):
     job = place.job(steps=6)
     zombie = mortal.order(job, "stepped", count=2, end="stop", wait=False)
     wait_stopped(zombie)
-    time.sleep(2.1)  # past its lease
-    second = claim(place.engines["train"], job)
+    place.expire(job)
+    second = JobLease.claim(place.engines["train"], job)
     assert second.fence == 2
     second.hand_back()
     row = finish(place, mortal, job)
@@ -303,18 +306,19 @@ def wait_for(what, seconds=300):
 
 def test_an_older_fence_is_refused_at_every_write(place):
     job = place.job()
-    first = claim(place.engines["train"], job)
-    place.change("UPDATE jobs SET lease_until = now() - interval '1 s' WHERE id = %s", job)
-    second = claim(place.engines["train"], job)
+    first = JobLease.claim(place.engines["train"], job)
+    place.expire(job)
+    second = JobLease.claim(place.engines["train"], job)
     for write in (
-        lambda: first.beat(1),
+        first.renew,
         first.open,
         first.checkpointed,
         first.hand_back,
         lambda: first.trained(synthesizer_key="mine", synthesizer_sha256=b"", steps=6),
-        lambda: first.failed("diverged"),
+        lambda: first.failed(Fault.DIVERGED),
+        lambda: first.diagnosed(lines="", picture=""),
     ):
-        with pytest.raises((Fenced, AttributeError)):
+        with pytest.raises(Fenced):
             write()
     assert place.look(job).fence == second.fence == 2
     assert place.ledger_of(job) == ["reserve"]
@@ -322,9 +326,9 @@ def test_an_older_fence_is_refused_at_every_write(place):
 
 def test_a_second_delivery_a_forged_id_and_an_ended_job_find_nothing_to_do(place, mortal):
     job = place.job()
-    held = claim(place.engines["train"], job)
-    assert claim(place.engines["train"], job) is None
-    assert claim(place.engines["train"], uuid.uuid4()) is None
+    held = JobLease.claim(place.engines["train"], job)
+    assert JobLease.claim(place.engines["train"], job) is None
+    assert JobLease.claim(place.engines["train"], uuid.uuid4()) is None
     held.hand_back()
     assert mortal.order(job) == 0
     synthesizer = place.look(job).synthesizer_key
@@ -346,8 +350,7 @@ def test_a_drained_worker_saves_hands_back_and_the_next_one_goes_on(place, morta
 def test_cancel_stops_a_running_job_and_the_charge_stays(place, mortal):
     job = place.job(steps=200_000)
     pid = mortal.order(job, wait=False)
-    while place.look(job).step == 0:
-        time.sleep(0.05)
+    wait_for(lambda: place.look(job).step > 0)
     place.change("UPDATE jobs SET cancel_asked_at = now() WHERE id = %s", job)
     wait_gone(pid)
     row = place.look(job)
@@ -373,12 +376,12 @@ def test_a_job_that_ran_out_of_time_is_stopped_within_a_step_and_stays_charged(p
 
 def test_the_time_of_all_attempts_counts_and_that_in_the_queue_does_not(place):
     job = place.job(limit_seconds=100)
-    first = claim(place.engines["train"], job)
-    replace(first, began=first.began - 30).beat(1)
+    first = JobLease.claim(place.engines["train"], job)
+    replace(first, began=first.began - 30).renew()
     assert 30 <= place.look(job).ran_seconds < 100
     replace(first, began=first.began - 40).hand_back()
     place.change("UPDATE jobs SET started_at = started_at - interval '1 day' WHERE id = %s", job)
-    second = claim(place.engines["train"], job)
+    second = JobLease.claim(place.engines["train"], job)
     second.require_time_left()
     with pytest.raises(Failure, match="time-limit"):
         replace(second, began=second.began - 60).require_time_left()
@@ -463,7 +466,7 @@ def test_a_job_whose_upload_cannot_be_fetched_is_given_back_what_it_was_charged(
     else:
         most = 2 * dataset.size - 1
         disk = (most, 0, most) if wrong == "disk small" else (1 << 40, 0, most)
-        monkeypatch.setattr("worker.space.shutil.disk_usage", lambda _: usage(*disk))
+        monkeypatch.setattr("worker.uploads.shutil.disk_usage", lambda _: usage(*disk))
     while trainer.run(job):
         pass
     row = place.look(job)

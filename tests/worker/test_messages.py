@@ -74,7 +74,7 @@ def tasks(database, servers):
     queue = {role: servers.environments[role]["SLUICE_QUEUE_URL"] for role in ("train", "publish")}
     engines = [connect(database("train")), connect(database("publish"))]
     trainer = Trainer(engine=engines[0], private=None, keys=None, vault=None, witness=None)
-    checker = Checker(engine=engines[0], private=None, keys=None, known=None, key=bytes(32))
+    checker = Checker(engine=engines[0], private=None, keys=None, registry=None, key=bytes(32))
     # The list of withdrawn releases is of today, signed with the key of another publisher.
     other, publisher = (
         Publisher(engine=engines[1], bundles=None, public=None, signer=attest.SeedSigner(os.urandom(32)))

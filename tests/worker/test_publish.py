@@ -39,9 +39,9 @@ from sluice.privacy.accountant import epsilon
 from sluice.privacy.events import from_dict
 from sluice.privacy.relation import Relation
 from sluice.release import attest
-from tests.worker.conftest import GSWGAN
+from tests.worker.conftest import GSWGAN, Mortal
 from worker import sweep
-from worker.claims import MOST_ATTEMPTS, claim
+from worker.lease import MAX_ATTEMPTS, JobLease
 from worker.publish import make_publisher
 from worker.sweep import unpublished
 
@@ -81,30 +81,17 @@ class Desk:
             session.add(Person(id=self.reviewer, name=f"rob-{self.reviewer}", role="admin"))
         self.shared = self.job()  # any number of releases of one job
         event = json.dumps(place.look(self.shared).event)
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.worker.mortal_publisher", event], stdin=subprocess.PIPE, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT, env=kept | environment,
-        )  # fmt: skip
+        self.mortal = Mortal(place, "publish", event)
+        self.order = self.mortal.order
 
     def close(self):
-        self.process.stdin.close()
-        self.process.wait(30)
-        self.process.stdout.close()
+        self.mortal.close()
         self.publisher.engine.dispose()
-
-    def order(self, release, point=None, *, wait=True, **more):
-        """The exit status of a publisher on this release (10: hand back), or its pid without waiting."""
-        order = {"release": str(release), "point": point, "wait": wait, **more}
-        self.process.stdin.write(json.dumps(order) + "\n")
-        self.process.stdin.flush()
-        pid = json.loads(self.process.stdout.readline())["pid"]
-        return json.loads(self.process.stdout.readline())["status"] if wait else pid
 
     def job(self, dataset=None, files=None, job=None):
         """A job that is trained and settled, with a synthesizer in the vault."""
         job, files = job or self.place.job(dataset), files or trained_files()
-        held = claim(self.place.engines["train"], job)
+        held = JobLease.claim(self.place.engines["train"], job)
         held.open()
         key = self.vault.put_synthesizer(job, held.fence, files)
         held.trained(
@@ -852,7 +839,7 @@ def wait_for(what, seconds=300):
 def test_a_lease_is_kept_while_work_takes_long(desk):
     """Stopped for longer than it may be silent, it is taken over; while it beats, nobody can."""
     release = desk.release(count=200_000, formats=["npz"])
-    pid = desk.order(release, lease=2, wait=False)
+    pid = desk.order(release, set={"lease": 2}, wait=False)
     wait_for(lambda: desk.look(release).done > 0)
     assert desk.publisher.run(release) is False
     assert desk.look(release).fence == 1
@@ -892,11 +879,11 @@ def test_a_key_is_made_known_and_lists_only_grow(desk, monkeypatch):
     assert [each["number"] for each in lists] == list(range(1, len(lists) + 1))
     for older, newer in pairwise(lists):
         assert all(each in newer["withdrawn"] for each in older["withdrawn"])
-    desk.publisher.renew()
+    desk.publisher.renew_list()
     desk.publisher.start()
     assert len(desk.lists()) == len(lists)  # the last is of today
-    monkeypatch.setattr("worker.publish.FRESH", timedelta(0))
-    desk.publisher.renew()
+    monkeypatch.setattr("worker.publish.LIST_AGE", timedelta(0))
+    desk.publisher.renew_list()
     assert desk.lists()[-1]["number"] == len(lists) + 1
     assert desk.lists()[-1]["withdrawn"] == lists[-1]["withdrawn"]
 
@@ -983,7 +970,7 @@ def test_attempts_after_review_are_counted_and_a_person_can_ask_again(asked, des
     store = "put" if asked == "publishing" else "remove"
     monkeypatch.setattr(desk.publisher.public, store, refusing)
     waits = []
-    for _ in range(MOST_ATTEMPTS + 3):
+    for _ in range(MAX_ATTEMPTS + 3):
         desk.publisher.run(release)
         row = desk.look(release)
         waits.append(row.lease_until - datetime.now(UTC))
@@ -994,12 +981,12 @@ def test_attempts_after_review_are_counted_and_a_person_can_ask_again(asked, des
     with Session(desk.place.engines["sweep"]) as session:
         rung = release in [id for _, id in sweep.unpublished(session)]
     if asked == "publishing":
-        assert (row.state, row.fault, row.attempts, rung) == ("publishing", "lost", MOST_ATTEMPTS + 1, False)
+        assert (row.state, row.fault, row.attempts, rung) == ("publishing", "lost", MAX_ATTEMPTS + 1, False)
         monkeypatch.undo()
         assert desk.publisher.run(release) is False
         desk.place.change("UPDATE releases SET attempts = 0 WHERE id = %s", release)
     else:
-        assert (row.state, row.attempts, rung) == ("withdrawing", MOST_ATTEMPTS + 3, True)
+        assert (row.state, row.attempts, rung) == ("withdrawing", MAX_ATTEMPTS + 3, True)
         monkeypatch.undo()
     desk.publisher.run(release)
     row = desk.look(release)

@@ -15,8 +15,7 @@ from core.tables import Account, Diagnosis
 from tests.worker.conftest import upload
 from tests.worker.test_checking import checked, checker, curator2, reordered, unguarded  # noqa: F401
 from tests.worker.test_tidying import Refusing, left
-from worker.removing import Remover, Retention
-from worker.tidying import tidy
+from worker.retention import Remover, Retention, clean_vault
 from worker.train import make_remover, make_trainer
 
 BUCKET = "sluice-private"
@@ -51,7 +50,7 @@ def inbox(place):
 
 def keeping(remover, **retention):
     return Remover(
-        engine=remover.engine, private=remover.private, vault=remover.vault, remember=remover.remember,
+        engine=remover.engine, private=remover.private, vault=remover.vault, register=remover.register,
         retention=Retention(**retention),
     )  # fmt: skip
 
@@ -101,7 +100,7 @@ def test_an_upload_that_comes_late_is_removed_too(versioning, place, remover, in
     place.admin.put_object(Bucket=BUCKET, Key=dataset.object_key, Body=b"joined after all")
     unknown = f"datasets/{uuid.uuid4().hex}"
     place.admin.put_object(Bucket=BUCKET, Key=unknown, Body=b"of a dataset that the database has forgotten")
-    remover.sweep()
+    remover.remove_late_uploads()
     assert versions(place, dataset.object_key) == []
     assert versions(place, unknown) == [unknown]
 
@@ -113,7 +112,7 @@ def test_the_people_of_a_deleted_dataset_keep_their_account(place, checker, remo
     delete(place, first)
     keeping_known = Remover(
         engine=remover.engine, private=remover.private, vault=remover.vault,
-        remember=checker.remember_bindings,
+        register=checker.register_bindings,
     )  # fmt: skip
     keeping_known.remove_due()
     gone = place.see(first)
@@ -134,7 +133,7 @@ def test_people_nobody_had_remembered_are_remembered_before_their_records_are_re
     delete(place, old)
     Remover(
         engine=remover.engine, private=remover.private, vault=remover.vault,
-        remember=checker.remember_bindings,
+        register=checker.register_bindings,
     ).remove_due()  # fmt: skip
     assert versions(place, old.object_key) == []
     copy = checked(place, checker, reordered(body), owner=curator2)
@@ -161,7 +160,7 @@ def test_a_store_that_refuses_is_tried_again(place, remover):
     delete(place, dataset)
     refusing = Remover(
         engine=remover.engine, private=PrivateStore(Refusing(place.admin), BUCKET), vault=remover.vault,
-        remember=remover.remember,
+        register=remover.register,
     )  # fmt: skip
     with pytest.raises(VersionsNotDeleted):
         refusing.remove_due()
@@ -200,9 +199,9 @@ def test_uploads_that_nobody_finishes_are_aborted(place, remover, inbox):
         return found
 
     assert there() == set(uploads)
-    remover.sweep()
+    remover.remove_late_uploads()
     assert there() == {going.object_key, unknown}
-    keeping(remover, unfinished_upload=timedelta(0)).sweep()
+    keeping(remover, unfinished_upload=timedelta(0)).remove_late_uploads()
     assert there() == set()
 
 
@@ -230,7 +229,7 @@ def test_a_synthesizer_is_removed_where_the_site_says_so(place, mortal, remover)
     def rounds(**retention):
         kept = keeping(remover, **retention)
         kept.expire_synthesizers()
-        tidy(kept.engine, kept.vault, job)
+        clean_vault(kept.engine, kept.vault, job)
         return bool(place.vault_keys(key))
 
     assert rounds()

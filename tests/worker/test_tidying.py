@@ -18,8 +18,8 @@ from core.stores.s3 import VersionsNotDeleted
 from tests.worker.conftest import GSWGAN
 from tests.worker.test_jobs import finish, wait_for
 from worker import sweep
-from worker.claims import claim
-from worker.tidying import tidy, tidy_until
+from worker.lease import JobLease
+from worker.retention import clean_vault, repeat_until
 from worker.train import make_trainer
 
 
@@ -85,10 +85,10 @@ def test_what_a_worker_that_died_at_the_end_left_is_found(point, versioning, pla
     else:
         assert mortal.order(job, "stored") == -signal.SIGKILL
         place.change("UPDATE jobs SET fence = 20, lease_until = now() - interval '1 s' WHERE id = %s", job)
-        sweep.end_hopeless(place.engines["sweep"])
+        sweep.end_exhausted_jobs(place.engines["sweep"])
     assert place.look(job).finished_at is not None
     assert left(place, job)[f"checkpoints/{job}/1"] >= 1
-    assert tidy(trainer.engine, trainer.vault) > 0
+    assert clean_vault(trainer.engine, trainer.vault) > 0
     assert left(place, job) == (what_stays(place, job) if point == "settled" else Counter())
 
 
@@ -107,19 +107,21 @@ def test_what_is_written_after_the_end_is_found(versioning, place, mortal, train
     if versioning != "suspended":  # SeaweedFS 4.48 cannot remove the marker that this would leave
         place.admin.delete_object(Bucket="sluice-vault", Key=f"checkpoints/{job}/7")
     assert len(left(place, job)) > len(stays)
-    tidy(trainer.engine, trainer.vault)
+    clean_vault(trainer.engine, trainer.vault)
     assert left(place, job) == stays
-    assert tidy(trainer.engine, trainer.vault) == 0
+    assert clean_vault(trainer.engine, trainer.vault) == 0
 
 
 def test_a_job_that_runs_keeps_what_it_goes_on_from(versioning, place, mortal, trainer):
     job = place.job(steps=6)
     assert mortal.order(job, "checkpointed", count=4) == -signal.SIGKILL
     before = left(place, job)
-    tidy(trainer.engine, trainer.vault)
-    tidy(trainer.engine, trainer.vault, job)
+    clean_vault(trainer.engine, trainer.vault)
+    clean_vault(trainer.engine, trainer.vault, job)
     assert left(place, job) == before
-    wait_for(lambda: mortal.order(job, "stepped", count=3) == 0 and place.look(job).state == "trained")
+    place.expire(job)
+    assert mortal.order(job, "stepped", count=3) == 0
+    assert place.look(job).state == "trained"
 
 
 def test_what_no_job_of_this_database_left_stays(versioning, place, trainer):
@@ -129,7 +131,7 @@ def test_what_no_job_of_this_database_left_stays(versioning, place, trainer):
     trainer.vault.put_synthesizer(unknown, 1, {"synthesizer.json": b"{}"})
     place.admin.put_object(Bucket="sluice-vault", Key="checkpoints/notes.txt", Body=b"of somebody")
     place.admin.put_object(Bucket="sluice-vault", Key=f"bundles/{unknown}/1", Body=b"of the publisher")
-    tidy(trainer.engine, trainer.vault)
+    clean_vault(trainer.engine, trainer.vault)
     assert len(left(place, unknown)) == 2
     assert place.vault_keys("checkpoints/notes.txt")
     assert place.vault_keys(f"bundles/{unknown}")
@@ -142,7 +144,7 @@ def test_a_settled_synthesizer_that_somebody_deleted_can_be_brought_back(version
     assert mortal.order(job) == 0
     key = place.look(job).synthesizer_key + "synthesizer.safetensors"
     place.admin.delete_object(Bucket="sluice-vault", Key=key)
-    tidy(trainer.engine, trainer.vault)
+    clean_vault(trainer.engine, trainer.vault)
     found = place.admin.list_object_versions(Bucket="sluice-vault", Prefix=key)
     assert [one["Size"] > 0 for one in found["Versions"]] == [True]
 
@@ -151,14 +153,14 @@ def test_a_store_that_refuses_is_an_error_and_tried_again(place, trainer, mortal
     job = place.job(steps=6)
     assert mortal.order(job, "settled") == -signal.SIGKILL
     with pytest.raises(ClientError):
-        tidy(trainer.engine, place.vault(bucket="no-such-bucket"))
+        clean_vault(trainer.engine, place.vault(bucket="no-such-bucket"))
     refusing = place.vault()
     refusing._client = Refusing(place.admin)
     with pytest.raises(VersionsNotDeleted, match="AccessDenied"):
-        tidy(trainer.engine, refusing, job)
+        clean_vault(trainer.engine, refusing, job)
     stopping = threading.Event()
     rounds = threading.Thread(
-        target=tidy_until, args=(stopping, lambda: tidy(trainer.engine, refusing), 0.05)
+        target=repeat_until, args=(stopping, lambda: clean_vault(trainer.engine, refusing), 0.05)
     )
     rounds.start()
     wait_for(lambda: refusing._client.asked > 3)
@@ -210,14 +212,14 @@ def test_what_a_woken_worker_writes_is_refused_or_swept(point, ending, place, mo
     job = place.job(steps=6)
     zombie = mortal.order(job, point, end="stop", wait=False)
     wait_for(lambda: psutil.Process(zombie).status() == psutil.STATUS_STOPPED)
-    place.change("UPDATE jobs SET lease_until = now() - interval '1 s' WHERE id = %s", job)
+    place.expire(job)
     if ending == "trained":
         assert mortal.order(job) == 0
         stays = what_stays(place, job)
     else:
-        held = claim(trainer.engine, job, lease=timedelta(hours=1))
+        held = JobLease.claim(trainer.engine, job, duration=timedelta(hours=1))
         assert held.fence == 2
-        stays = Counter([f"checkpoints/{job}/1"] if held.job.checkpoint else [])  # what it goes on from
+        stays = Counter([f"checkpoints/{job}/1"] if held.row.checkpoint else [])  # what it goes on from
     os.kill(zombie, signal.SIGCONT)
     wait_for(lambda: psutil.Process(zombie).status() == psutil.STATUS_ZOMBIE)
     assert {key: count for key, count in left(place, job).items() if "diagnostics" not in key} == {
@@ -229,15 +231,15 @@ def test_a_running_job_keeps_its_checkpoint_and_nothing_of_attempts_before(place
     job = place.job(steps=6)
     assert mortal.order(job, "checkpointed", count=2) == -signal.SIGKILL
     for fence in (2, 3, 4):
-        place.change("UPDATE jobs SET lease_until = now() - interval '1 s' WHERE id = %s", job)
-        claim(trainer.engine, job)
+        place.expire(job)
+        JobLease.claim(trainer.engine, job)
         trainer.vault.put_checkpoint(job, fence, b"a discriminator", key=bytes(32))
         trainer.vault.put_synthesizer(job, fence, {"synthesizer.json": b"{}"})
-    tidy(trainer.engine, trainer.vault)
+    clean_vault(trainer.engine, trainer.vault)
     # 1 is what it goes on from, and 4 may be writing right now.
     assert set(left(place, job)) - {f"diagnostics/{job}/1.jsonl", f"diagnostics/{job}/1.svg"} == {
         f"checkpoints/{job}/1", f"checkpoints/{job}/4", f"synthesizers/{job}/4/encrypted/synthesizer.json",
     }  # fmt: skip
-    tidy(trainer.engine, trainer.vault, checkpoints=timedelta(0))  # longer than this site keeps them
+    clean_vault(trainer.engine, trainer.vault, checkpoints=timedelta(0))  # longer than this site keeps them
     assert not any(key.startswith("checkpoints/") for key in left(place, job))
     place.change("UPDATE jobs SET state = 'failed', finished_at = now() WHERE id = %s", job)

@@ -1,8 +1,7 @@
-"""Builds the files of a release: samples, what was trained, what is said of it. Knows no bucket and no row.
+"""Builds the files of a release from a trained model and public facts, in a local directory.
 
-Guarantee: what goes in is a synthesizer or classifier on the allow-list and public facts, and every byte that
-comes out is made from them here. The same facts give the same bytes on the same build.
-docs/guarantees.md#releases
+Guarantee: every byte is made here from a synthesizer or classifier on the allow-list and public facts. The
+same facts give the same bytes with the same versions of the code. docs/guarantees.md#releases
 """
 
 import hashlib
@@ -20,11 +19,11 @@ from sluice.generators.classifier import Classifier
 from sluice.generators.image import ImageSynthesizer
 from sluice.privacy.events import from_dict
 from sluice.release.manifest import DATA, MANIFEST, PRIVACY, SUMS, paths, sums
-from worker.bundle.data import draw
+from worker.bundle.data import write_samples
 from worker.bundle.facts import Facts, card, croissant
 
-MOST_BYTES = 5 << 30  # what S3 takes in one piece
-MOST_OF_A_SYNTHESIZER = 1 << 30
+MAX_FILE_BYTES = 5 << 30  # S3's limit for an object put in one piece
+MAX_SYNTHESIZER_BYTES = 1 << 30
 SHAPE = {
     "unit": None, "relation": None, "delta": None, "cost": None, "event": None,
     "epsilon": {"renyi", "pld"}, "total": {"cost", "epsilon"},
@@ -48,12 +47,12 @@ class Bundle:
 
 
 def opened(kind: type[Model], files: Mapping[str, bytes], schema: ImageSchema) -> Model:
-    """A synthesizer that is exactly one generator for this schema, or a classifier that is exactly that.
+    """Loads a synthesizer or classifier whose files hold nothing else and whose shape fits the schema.
 
-    Guarantee: written again from its own tensors and architecture it is the same bytes, so there is no room
-    in it for a discriminator, an optimizer, metadata or anything else that is not charged for.
+    Guarantee: written again from its own tensors and architecture it gives the same bytes, so the files hold
+    no discriminator, optimizer, metadata or anything else that is not charged for.
     """
-    if sum(map(len, files.values())) > MOST_OF_A_SYNTHESIZER:
+    if sum(map(len, files.values())) > MAX_SYNTHESIZER_BYTES:
         raise Failure(Fault.UNFIT_SYNTHESIZER)
     try:
         trained = kind.from_files(files)
@@ -69,10 +68,10 @@ def opened(kind: type[Model], files: Mapping[str, bytes], schema: ImageSchema) -
 
 
 def build(
-    directory: Path, facts: Facts, files: Mapping[str, bytes], *, drawn: Callable[[int], None]
+    directory: Path, facts: Facts, files: Mapping[str, bytes], *, on_progress: Callable[[int], None]
 ) -> Bundle:
-    """Writes the whole bundle into an empty directory; `drawn` hears how many samples are made so far."""
-    own = {name: each for name, each in facts.privacy.items() if name not in ("others", "sources")}
+    """Writes the bundle into an empty directory; `on_progress` gets the number of samples so far."""
+    own = {name: value for name, value in facts.privacy.items() if name not in ("others", "sources")}
     for cost in (own, *facts.privacy["others"]):
         _require_shape(cost, SHAPE)
         from_dict(cost["event"])  # exactly the fields of an event
@@ -89,14 +88,14 @@ def build(
         synthesizer = opened(ImageSynthesizer, files, facts.schema)
         trained["synthesizer"] = synthesizer.architecture.to_dict()
         (directory / "data").mkdir(exist_ok=True)
-        preview = draw(directory, facts, synthesizer, drawn)
-        data = {DATA[each]: _described(directory, DATA[each]) for each in facts.formats}
+        preview = write_samples(directory, facts, synthesizer, on_progress)
+        data = {path: _described(directory, path) for path in (DATA[format] for format in facts.formats)}
         small |= {"croissant.json": _json(croissant(facts, data)), "preview.png": preview}
     else:
         trained["classifier"] = opened(Classifier, files, facts.schema).architecture.to_dict()
     for path, body in small.items():
         (directory / path).write_bytes(body)
-    listed = [_described(directory, path) for path in _found(directory)]
+    listed = [_described(directory, path) for path in _paths_in(directory)]
     manifest = {
         "kind": "sluice-release", "version": 1, "release": facts.release, "name": facts.name,
         "note": facts.note, "licence": facts.licence, "created_at": facts.created_at,
@@ -112,33 +111,29 @@ def build(
     }  # fmt: skip
     (directory / MANIFEST).write_bytes(_json(manifest))
     listed = [*listed, _described(directory, MANIFEST)]
-    (directory / SUMS).write_bytes(sums({each["path"]: each["sha256"] for each in listed}))
+    (directory / SUMS).write_bytes(sums({file["path"]: file["sha256"] for file in listed}))
     listed = [*listed, _described(directory, SUMS)]
-    if set(_found(directory)) != paths(facts.formats):
+    if set(_paths_in(directory)) != paths(facts.formats):
         raise Failure(Fault.UNFIT_SYNTHESIZER)
-    if any(each["size"] > MOST_BYTES for each in listed):
+    if any(file["size"] > MAX_FILE_BYTES for file in listed):
         raise Failure(Fault.TOO_LARGE)
     digest = bytes.fromhex(listed[-1]["sha256"])
     return Bundle(digest=digest, files=listed, manifest=manifest, preview=preview)
 
 
 def _require_shape(stated: Mapping[str, Any], shape: Mapping[str, set[str] | None]) -> None:
-    """Exactly these fields, so that nothing else gets out with them."""
+    """Requires exactly these fields, so that nothing else is published with them."""
     if {name: set(value) if shape.get(name) else None for name, value in stated.items()} != shape:
         raise Failure(Fault.UNFIT_SYNTHESIZER)
 
 
-def hash_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _described(directory: Path, path: str) -> dict[str, Any]:
-    file = directory / path
-    return {"path": path, "size": file.stat().st_size, "sha256": hash_of(file)}
+    with (directory / path).open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"path": path, "size": file.tell(), "sha256": sha256}
 
 
-def _found(directory: Path) -> list[str]:
+def _paths_in(directory: Path) -> list[str]:
     return sorted(str(file.relative_to(directory)) for file in directory.rglob("*") if not file.is_dir())
 
 

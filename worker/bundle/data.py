@@ -1,4 +1,4 @@
-"""Samples into files, some thousands in memory at a time; every image says that it is synthetic."""
+"""Writes samples to files, some thousands in memory at a time; every image is marked as synthetic."""
 
 import io
 import re
@@ -21,7 +21,7 @@ from sluice.release.manifest import DATA
 from worker.bundle.facts import Facts
 
 GROUP = 16  # chunks of samples in memory at a time
-DAWN = (1980, 1, 1, 0, 0, 0)  # the zip format's first moment: a file says nothing about when it was made
+ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # so that a file does not depend on when it was made
 COLUMNS = 10
 XMP = """<?xpacket begin="" id="W5M0MpCehiHzreSzNTczkc9d"?><x:xmpmeta xmlns:x="adobe:ns:meta/">
 <rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"><rdf:Description rdf:about=""
@@ -32,8 +32,10 @@ Iptc4xmpExt:DigitalSourceType="http://cv.iptc.org/newscodes/digitalsourcetype/tr
 Add = Callable[[Sample, list[bytes]], None]
 
 
-def draw(directory: Path, facts: Facts, synthesizer: ImageSynthesizer, drawn: Callable[[int], None]) -> bytes:
-    """Samples into the data files, some thousands in memory at a time; returns the preview."""
+def write_samples(
+    directory: Path, facts: Facts, synthesizer: ImageSynthesizer, on_progress: Callable[[int], None]
+) -> bytes:
+    """Draws samples into the data files of every format; returns the preview."""
     marks = PngInfo()
     marks.add_text("Comment", "Synthetic: drawn from a generator trained under differential privacy")
     marks.add_text("Source", f"Sluice release {facts.release}")
@@ -41,13 +43,13 @@ def draw(directory: Path, facts: Facts, synthesizer: ImageSynthesizer, drawn: Ca
     done = 0
     with ExitStack() as stack:
         writers = [
-            stack.enter_context(WRITERS[each](directory / DATA[each], facts)) for each in facts.formats
+            stack.enter_context(WRITERS[format](directory / DATA[format], facts)) for format in facts.formats
         ]
         draws = synthesizer.draws(facts.count, seed=facts.seed, balanced=True)
         while group := list(islice(draws, GROUP)):
             sample = Sample(
-                np.concatenate([each.images for each in group]),
-                np.concatenate([each.labels for each in group]),
+                np.concatenate([chunk.images for chunk in group]),
+                np.concatenate([chunk.labels for chunk in group]),
             )
             wanted = {"parquet", "png"} & {*facts.formats}
             pictures = [_png(image, marks) for image in sample.images] if wanted else []
@@ -56,7 +58,7 @@ def draw(directory: Path, facts: Facts, synthesizer: ImageSynthesizer, drawn: Ca
             for label, row in shown.items():
                 row += list(sample.images[sample.labels == label][: COLUMNS - len(row)])
             done += len(sample.labels)
-            drawn(done)
+            on_progress(done)
     return _preview(facts.schema, list(shown.values()))
 
 
@@ -95,7 +97,7 @@ def _parquet(path: Path, facts: Facts) -> Iterator[Add]:
 
 @contextmanager
 def _npz(path: Path, facts: Facts) -> Iterator[Add]:
-    """What `numpy.load` reads, written without ever having all images in memory."""
+    """An archive for `numpy.load`, written without having all images in memory."""
     schema, labels = facts.schema, [np.empty(0, np.int64)]
     channels = (schema.channels,) if schema.channels > 1 else ()
 
@@ -119,7 +121,7 @@ def _npz(path: Path, facts: Facts) -> Iterator[Add]:
 
 @contextmanager
 def _folders(path: Path, facts: Facts) -> Iterator[Add]:
-    """A zip with a folder per class; what a class may be called is wider than what a folder may be."""
+    """A zip with a folder per class; class names may have characters that folder names may not."""
     plain = [re.sub(r"[^A-Za-z0-9_-]", "_", name) for name in facts.schema.classes]
     folders = [f"{i:03d}-{name}" for i, name in enumerate(plain)]
     number = iter(range(facts.count))
@@ -133,7 +135,7 @@ def _folders(path: Path, facts: Facts) -> Iterator[Add]:
 
 
 def _entry(name: str, method: int = zipfile.ZIP_STORED) -> zipfile.ZipInfo:
-    entry = zipfile.ZipInfo(name, DAWN)
+    entry = zipfile.ZipInfo(name, ZIP_EPOCH)
     entry.compress_type, entry.external_attr = method, 0o644 << 16
     return entry
 

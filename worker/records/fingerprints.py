@@ -90,12 +90,12 @@ class Fingerprints:
         """The share of the smaller of two datasets that both hold; 0 where that is too little to matter."""
         if sketch.kind != self.kind:
             return 0.0
-        found = _within(self.exact, sketch.layers[0])
+        found = _is_in(self.exact, sketch.layers[0])
         smaller, same = min(len(found), sketch.size), int(found.sum())
         for view in self.views:
             hits = np.zeros(len(found), np.uint8)
             for layer, kept in zip(view.T, sketch.layers[1:], strict=False):
-                hits += _within(layer, kept)
+                hits += _is_in(layer, kept)
             found |= hits >= _NEEDED[self.kind]
         alike = int(found.sum())
         if alike < min(LEAST, sketch.size) or (
@@ -105,10 +105,12 @@ class Fingerprints:
         return alike / smaller
 
 
-def _within(values: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    if not len(kept):
+def _is_in(values: np.ndarray, sorted_set: np.ndarray) -> np.ndarray:
+    if not len(sorted_set):
         return np.zeros(len(values), bool)
-    return kept[np.minimum(np.searchsorted(kept, values), len(kept) - 1)] == values
+    nearest = np.minimum(np.searchsorted(sorted_set, values), len(sorted_set) - 1)
+    equal: np.ndarray = sorted_set[nearest] == values
+    return equal
 
 
 def fingerprints(records: Records, key: bytes) -> Fingerprints:
@@ -165,7 +167,8 @@ def _averages(length: int) -> np.ndarray:
     edges = np.arange(_SIDE + 1) * length / _SIDE
     pixel = np.arange(length)
     covered = np.clip(np.minimum(edges[1:, None], pixel + 1) - np.maximum(edges[:-1, None], pixel), 0, None)
-    return covered / covered.sum(axis=1, keepdims=True)
+    averages: np.ndarray = covered / covered.sum(axis=1, keepdims=True)
+    return averages
 
 
 class _Table:
@@ -175,7 +178,7 @@ class _Table:
         self._schema = schema
         self._offset = int.from_bytes(_derived(key, "table offset")[:4], "little") / 2**32
         self._texts = {
-            column.name: np.array([_text(value) for value in column.domain])
+            column.name: np.array([_text(value) for value in column.domain], "<u8")
             for column in category_columns(schema)
         }
         names = sorted(column.name for column in schema.columns)
@@ -209,8 +212,8 @@ class _Table:
         return np.where(size > 1e-30, digits * 1024 + power, 0).astype("<i8").view("<u8")
 
 
-def _text(value: str) -> np.uint64:
-    return np.frombuffer(hashlib.blake2b(value.encode(), digest_size=8).digest(), "<u8")[0]
+def _text(value: str) -> int:
+    return int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest(), "little")
 
 
 def _choice(key: bytes) -> set[int]:

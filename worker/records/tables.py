@@ -1,4 +1,4 @@
-"""Tables from CSV or Parquet, a block of rows at a time, put in order, bounded and coded by the schema."""
+"""Reads tables from CSV or Parquet, a block of rows at a time; the schema gives order, bounds and codes."""
 
 import csv
 import sys
@@ -22,7 +22,7 @@ _UTF8_MARK, _WIDE_MARKS = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
 
 
 class _NoPandas(MetaPathFinder):
-    """Where pandas is installed pyarrow imports it at some later moment, when no file can be opened."""
+    """Keeps pyarrow from importing pandas at a later moment, when no file can be opened any more."""
 
     def find_spec(self, name: str, *_: object) -> None:
         if name == "pandas":
@@ -30,7 +30,7 @@ class _NoPandas(MetaPathFinder):
 
 
 def prepare(file: IO[bytes]) -> None:
-    """Imports what the file will need, while files can still be opened."""
+    """Imports the libraries for the file's format, before the sandbox refuses to open files."""
     if file.read(len(_PARQUET)) == _PARQUET:
         sys.meta_path.insert(0, _NoPandas())
         import pyarrow.compute
@@ -55,9 +55,9 @@ def read_table(file: IO[bytes], *, schema: TableSchema, sink: Sink, allowance: A
 
 
 class _Writer:
-    """Both formats end here, so that equal tables give equal records.
+    """Writes rows of both formats, so that equal tables give equal records.
 
-    Guarantee: each row is changed by the declared schema and itself alone, never by other rows.
+    Guarantee: how a row is written depends on the declared schema and on that row alone.
     """
 
     def __init__(self, schema: TableSchema, sink: Sink) -> None:
@@ -65,7 +65,7 @@ class _Writer:
         self.rows = self.clamped = self.mapped = 0
 
     def put(self, block: Mapping[str, np.ndarray]) -> None:
-        """A block of columns by name: float64 numbers, and codes with -1 for what is not declared."""
+        """Writes a block of columns by name: float64 numbers, and codes with -1 for undeclared values."""
         count = len(next(iter(block.values())))
         numbers = np.empty((count, len(number_columns(self._schema))), np.float32)
         codes = np.empty((count, len(category_columns(self._schema))), CODE)
@@ -180,33 +180,32 @@ def _fits(kind: Any, *, category: bool) -> bool:
     from pyarrow import types
 
     if not category:
-        return types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    return (
-        types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_integer(kind)
-        or types.is_boolean(kind)
-    )
+        fits = [types.is_integer, types.is_floating, types.is_decimal]
+    else:
+        fits = [types.is_string, types.is_large_string, types.is_integer, types.is_boolean]
+        kind = kind.value_type if types.is_dictionary(kind) else kind
+    return any(is_type(kind) for is_type in fits)
 
 
 def _floats(values: Any) -> np.ndarray:
     from pyarrow import compute, float64
 
-    return compute.cast(values, float64(), safe=False).to_numpy(zero_copy_only=False)
+    floats: np.ndarray = compute.cast(values, float64(), safe=False).to_numpy(zero_copy_only=False)
+    return floats
 
 
 def _codes(values: Any, domain: Any) -> np.ndarray:
-    """Places in the domain; -1 for null and whatever else is not declared."""
+    """Positions in the domain; -1 for null and for undeclared values."""
     from pyarrow import compute, int64, string, types
 
     if types.is_dictionary(values.type):
         places = _codes(values.dictionary, domain)
-        known = compute.fill_null(values.indices.cast(int64()), len(places)).to_numpy()
-        return np.append(places, -1)[known]
-    found = compute.index_in(compute.cast(values, string()), value_set=domain)
-    return compute.fill_null(found.cast(int64()), -1).to_numpy(zero_copy_only=False)
+        indices = compute.fill_null(values.indices.cast(int64()), len(places)).to_numpy()
+        codes: np.ndarray = np.append(places, -1)[indices]
+    else:
+        positions = compute.index_in(compute.cast(values, string()), value_set=domain)
+        codes = compute.fill_null(positions.cast(int64()), -1).to_numpy(zero_copy_only=False)
+    return codes
 
 
 def _block_rows(schema: TableSchema) -> int:
@@ -214,5 +213,5 @@ def _block_rows(schema: TableSchema) -> int:
 
 
 def _same_names(names: list[str], schema: TableSchema) -> bool:
-    """In any order, but each declared name once and nothing undeclared: what is not needed is not kept."""
+    """Requires each declared name once, in any order, and no other: undeclared columns are not stored."""
     return len(names) == len(schema.columns) and set(names) == {column.name for column in schema.columns}

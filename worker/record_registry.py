@@ -1,6 +1,7 @@
-"""What the private side remembers of all records it was ever given: fingerprints, and their accounts.
+"""The registry of all records ever checked: their keyed fingerprints, and the accounts of their datasets.
 
-An append-only log in the witness store, outside the database and its backups: restoring one forgets nothing.
+An append-only log in the witness store, outside the database and its backups, so that restoring a backup
+does not make people unknown.
 """
 
 import hashlib
@@ -13,44 +14,41 @@ from worker.records.fingerprints import Sketch
 
 
 class KeyChanged(Exception):
-    """The fingerprint key is not the one these records were remembered under: nothing could be recognised."""
+    """The log was written under another fingerprint key, so no record in it could be recognised."""
 
 
-class KnownRecords:
+class RecordRegistry:
     def __init__(self, store: WitnessStore, key: bytes) -> None:
         self._store, self._end = store, 0
         self._sketches: dict[uuid.UUID, int] = {}
-        self.accounts: dict[uuid.UUID, uuid.UUID] = {}  # of datasets, as far as they were bound
-        self._mark = hashlib.blake2b(b"which key", key=key, digest_size=16).hexdigest()
+        self.accounts: dict[uuid.UUID, uuid.UUID] = {}  # by dataset, for those that are bound
+        self._key_check = hashlib.blake2b(b"which key", key=key, digest_size=16).hexdigest()
 
     def catch_up(self) -> None:
-        """Reads what was added since, by this process or another."""
+        """Reads the entries added since the last call, by this process or another."""
         while (body := self._store.read(_key(self._end + 1))) is not None:
             if body.startswith(b"{"):
-                self._take(json.loads(body))
+                self._read_entry(json.loads(body))
             else:
                 self._sketches[uuid.UUID(Sketch.facts_of(body)["dataset"])] = self._end + 1
             self._end += 1
         if not self._end:
-            self._append(json.dumps({"key": self._mark}).encode())
+            self._append(json.dumps({"key": self._key_check}).encode())
             self.catch_up()
 
-    def _take(self, said: dict[str, str]) -> None:
-        if "key" in said:
-            if said["key"] != self._mark:
-                raise KeyChanged(
-                    "SLUICE_FINGERPRINT_KEY is another one than before: restore it from a backup"
-                )
-        else:
-            self.accounts[uuid.UUID(said["dataset"])] = uuid.UUID(said["account"])
+    def _read_entry(self, entry: dict[str, str]) -> None:
+        if "key" not in entry:
+            self.accounts[uuid.UUID(entry["dataset"])] = uuid.UUID(entry["account"])
+        elif entry["key"] != self._key_check:
+            raise KeyChanged("SLUICE_FINGERPRINT_KEY is another one than before: restore it from a backup")
 
     @property
     def datasets(self) -> set[uuid.UUID]:
-        """Those whose records were remembered."""
+        """The datasets whose fingerprints are in the log."""
         return set(self._sketches)
 
     def sketches(self) -> Iterator[tuple[uuid.UUID, Sketch]]:
-        """All of them, one in memory at a time."""
+        """The fingerprints of every dataset, one dataset in memory at a time."""
         for dataset, number in self._sketches.items():
             body = self._store.read(_key(number))
             if body is None:
@@ -62,7 +60,7 @@ class KnownRecords:
             self._append(sketch.to_bytes(dataset=str(dataset)))
             self.catch_up()
 
-    def bound(self, dataset: uuid.UUID, account: uuid.UUID) -> None:
+    def bind(self, dataset: uuid.UUID, account: uuid.UUID) -> None:
         if self.accounts.get(dataset) != account:
             self._append(json.dumps({"dataset": str(dataset), "account": str(account)}).encode())
             self.catch_up()

@@ -1,7 +1,7 @@
-"""Copies of bundles in the public bucket, for those who review them. The vault keeps what is published.
+"""Copies of bundles in the public bucket, for reviewers. What is published comes from the vault.
 
-A copy is listed in the database before its first file is put, and until its last file is removed: no copy is
-forgotten, whenever a publisher dies.
+A copy is listed in the database before its first file is put and until its last file is removed, so that no
+copy is forgotten when a publisher dies.
 """
 
 import uuid
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from botocore.exceptions import BotoCoreError, ClientError
-from sqlalchemy import Engine, Select, and_, func, not_, or_, select
+from sqlalchemy import Engine, Select, and_, not_, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -17,36 +17,36 @@ from core import log
 from core.stores.public import PublicStore, review_key
 from core.tables import Release, ReviewCopy
 from sluice.release import attest
+from worker.lease import expired
 
-_log = log.get("copies")
-_NEEDED = ("building", "in_review", "approved", "publishing")
+_log = log.get("review_copies")
+_REVIEWED_STATES = ("building", "in_review", "approved", "publishing")
 
 
 def begin(engine: Engine, release: Release, digest: bytes) -> Callable[[str], str]:
-    """Lists a copy that is about to be put; gives the key of each of its paths."""
+    """Lists a copy that is about to be put; returns a function from its paths to keys."""
     listed = insert(ReviewCopy).values(release_id=release.id, build=release.build, digest=digest)
     with engine.begin() as connection:
         connection.execute(listed.on_conflict_do_nothing())
     return partial(review_key, release.id, release.build, digest)
 
 
-def unneeded() -> Select[tuple[ReviewCopy, list[str]]]:
-    """Copies of releases that are out or given up, and of earlier builds, with the formats of the release.
+def unneeded() -> Select[ReviewCopy, list[str]]:
+    """Copies of releases that are no longer reviewed, and of earlier builds, with the release's formats.
 
-    Not while a publisher holds the release: it may be about to put a file of the copy.
+    Copies of a release under a lease are left out: its holder may be about to put a file of the copy.
     """
     current = and_(
-        Release.state.in_(_NEEDED),
+        Release.state.in_(_REVIEWED_STATES),
         ReviewCopy.build == Release.build,
         or_(Release.digest.is_(None), ReviewCopy.digest == Release.digest),
     )
-    free = or_(Release.lease_until.is_(None), Release.lease_until < func.now())
     copies = select(ReviewCopy, Release.formats).join(Release, Release.id == ReviewCopy.release_id)
-    return copies.where(not_(current), free)
+    return copies.where(not_(current), expired(Release.lease_until))
 
 
 def remove_unneeded(engine: Engine, public: PublicStore, id: uuid.UUID) -> None:
-    """A store that does not answer is asked again when the sweeper rings for the copies that are left."""
+    """Removes the unneeded copies of a release; what fails is tried again when the sweeper finds it."""
     with Session(engine) as session, session.begin():
         for copy, formats in session.execute(unneeded().where(ReviewCopy.release_id == id)).all():
             try:

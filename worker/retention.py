@@ -1,25 +1,32 @@
-"""Removes uploads of datasets that are over, with every version the store kept, and says so in their rows.
+"""Deletes what is no longer needed, with every version the store kept: uploads, and objects in the vault.
 
-A dataset that was deleted is removed within seconds, one that was rejected after a while. A round over the
-whole bucket finds what came late: an upload that was completed after its dataset was deleted, an upload that
-nobody finishes. What stays: the account and its ledger, and in the witness the fingerprints by which these
-people are recognised. docs/operations.md#deleting-data
+Deleted datasets are removed within seconds, rejected ones after a while, unused ones where a setting says so.
+Rounds over the buckets find what was left by a crash or written late. What stays: the account and its ledger,
+the record fingerprints in the witness, and of an ended job the settled synthesizer and the diagnostics of its
+last attempt. docs/operations.md#deleting-data, docs/guarantees.md#jobs
 """
 
-from collections.abc import Callable, Mapping
+import threading
+import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+from botocore.exceptions import BotoCoreError, ClientError
 from sqlalchemy import Engine, and_, delete, exists, func, or_, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session, aliased
 
 from core import audit, log
 from core.settings import TrainSettings
 from core.stores.private import PrivateStore, Vault
+from core.stores.s3 import Version, VersionsNotDeleted
 from core.tables import Dataset, Diagnosis, Job, Release
+from worker.record_registry import KeyChanged
 
-_log = log.get("removing")
+REMOVE_SECONDS, CLEAN_SECONDS = 10.0, 300.0
+CHECKPOINT_AGE = timedelta(days=30)
+_log = log.get("retention")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,64 +37,118 @@ class Retention:
     synthesizer: timedelta | None = None
     rejected_upload: timedelta = timedelta(days=1)
     unfinished_upload: timedelta = timedelta(days=7)
-    checkpoint: timedelta = timedelta(days=30)
+    checkpoint: timedelta = CHECKPOINT_AGE
 
     @classmethod
     def of(cls, settings: TrainSettings) -> "Retention":
-        def optional(days: float) -> timedelta | None:
-            return timedelta(days=days) if days else None
-
         return cls(
-            upload=optional(settings.upload_days),
-            synthesizer=optional(settings.synthesizer_days),
+            upload=timedelta(days=settings.upload_days) or None,
+            synthesizer=timedelta(days=settings.synthesizer_days) or None,
             rejected_upload=timedelta(days=settings.rejected_upload_days),
             unfinished_upload=timedelta(days=settings.unfinished_upload_days),
             checkpoint=timedelta(days=settings.checkpoint_days),
         )
 
 
+def clean_vault(
+    engine: Engine, vault: Vault, job: uuid.UUID | None = None, *, checkpoints: timedelta = CHECKPOINT_AGE
+) -> int:
+    """Deletes what all jobs, or one job, no longer need; returns the number of deleted versions.
+
+    A job is looked up after its objects were listed: fences only grow, and a job that has ended by then has
+    ended for good. Objects of jobs that this database does not know are left, because after a restore they
+    may be all that is left of a paid training.
+    """
+    deleted, oldest = 0, datetime.now(UTC) - checkpoints
+    for page in vault.versions(job):
+        with Session(engine) as session:
+            known = select(Job).where(Job.id.in_({version.job for version in page if version.job}))
+            jobs = {row.id: row for row in session.scalars(known)}
+        over = [
+            version for version in page
+            if version.job in jobs and not _is_needed(version, jobs[version.job], oldest)
+        ]  # fmt: skip
+        vault.delete(over)
+        deleted += len(over)
+    return deleted
+
+
+def _is_needed(version: Version, job: Job, oldest: datetime) -> bool:
+    kind = version.key.split("/")[0]
+    if job.state in ("trained", "failed", "cancelled"):
+        # A synthesizer is written once: an older version of it is there because somebody deleted it, and
+        # can be brought back. Diagnostics are written repeatedly, and the last version has all lines.
+        settled = job.synthesizer_key if job.synthesizer_removed_at is None else None
+        if settled and version.key.startswith(settled):
+            return True
+        return version.latest and version.key.startswith(f"diagnostics/{job.id}/{job.fence}.")
+    if kind == "diagnostics" or version.fence is None:
+        return True
+    if kind == "checkpoints" and version.at < oldest:
+        return False  # the job was abandoned
+    return version.fence >= job.fence or version.key.endswith(f"/{job.checkpoint}")
+
+
+def repeat_until(stopping: threading.Event, action: Callable[[], object], every: float) -> None:
+    """Calls `action` at once and then at intervals; errors of a server are logged and retried."""
+    while True:
+        try:
+            action()
+        except (SQLAlchemyError, BotoCoreError, ClientError, VersionsNotDeleted, KeyChanged) as problem:
+            _log.warning("cleaning_failed", kind=type(problem).__name__)
+        if stopping.wait(every):
+            return
+
+
 @dataclass(frozen=True, kw_only=True)
 class Remover:
-    """What removing needs. `remember` makes sure that the records of bound datasets stay recognisable."""
+    """Removes uploads. `register` makes sure that the records of bound datasets stay recognisable."""
 
     engine: Engine
     private: PrivateStore
     vault: Vault
-    remember: Callable[[], object]
+    register: Callable[[], object]
     retention: Retention = field(default_factory=Retention)
 
+    def clean(self) -> None:
+        """One round over everything whose time is over."""
+        self.expire_datasets()
+        self.expire_synthesizers()
+        clean_vault(self.engine, self.vault, checkpoints=self.retention.checkpoint)
+        self.remove_late_uploads()
+
     def remove_due(self) -> int:
-        """Removes the bytes of every dataset that is over; gives how many datasets that were."""
+        """Removes the files of every dataset that was deleted or rejected; returns the number of datasets."""
         late = func.now() - self.retention.rejected_upload
         over = or_(Dataset.state == "deleted", and_(Dataset.state == "rejected", Dataset.checked_at < late))
         with Session(self.engine, expire_on_commit=False) as session:
             due = session.scalars(select(Dataset).where(over, Dataset.removed_at.is_(None))).all()
         if any(dataset.account_id for dataset in due):
-            self.remember()
+            self.register()
         for dataset in due:
             self._remove(dataset)
         return len(due)
 
     def _remove(self, dataset: Dataset) -> None:
-        if dataset.upload_id:  # first, so that nothing can be completed after the look below
+        if dataset.upload_id:  # first, so that it cannot be completed after the versions were listed
             self.private.abort(dataset.object_key, dataset.upload_id)
         versions = 0
         for page in self.private.versions(dataset.object_key):
             self.private.delete(page)
             versions += len(page)
         with Session(self.engine) as session, session.begin():
-            # What was learned from single records without a charge goes with them.
+            # Diagnostics were computed from single records without a charge, so they go with the records.
             jobs = list(session.scalars(select(Job.id).where(Job.dataset_id == dataset.id)))
             session.execute(delete(Diagnosis).where(Diagnosis.job_id.in_(jobs)))
             for job in jobs:
                 for page in self.vault.versions(job):
-                    self.vault.delete([one for one in page if one.key.startswith("diagnostics/")])
+                    self.vault.delete([item for item in page if item.key.startswith("diagnostics/")])
             removed = update(Dataset).where(Dataset.id == dataset.id, Dataset.removed_at.is_(None))
             session.execute(removed.values(removed_at=func.now(), report=None))
         audit.write(self.engine, "dataset removed", [dataset.id])
         _log.info("dataset_removed", dataset_id=str(dataset.id), versions=versions)
 
-    def expire(self) -> None:
+    def expire_datasets(self) -> None:
         """Deletes datasets that were not used for as long as the site keeps them."""
         if self.retention.upload is None:
             return
@@ -109,11 +170,11 @@ class Remover:
                     session.commit()
                     audit.write(self.engine, f"dataset deleted: {reason}", [id])
                     _log.info("dataset_expired", dataset_id=str(id))
-                except IntegrityError:  # a job began just now
+                except IntegrityError:  # a job was created just now
                     session.rollback()
 
     def expire_synthesizers(self) -> None:
-        """Marks synthesizers that are kept no longer: tidying deletes them, and no new use of them begins."""
+        """Marks synthesizers whose time is over: `clean_vault` deletes them, and no new use begins."""
         if self.retention.synthesizer is None:
             return
         last = func.now() - self.retention.synthesizer
@@ -126,7 +187,7 @@ class Remover:
         old = and_(Job.state == "trained", Job.synthesizer_removed_at.is_(None), Job.finished_at < last)
         with Session(self.engine) as session:
             for id in session.scalars(select(Job.id).where(old, ~needed)).all():
-                # Under the lock that a draft and a following job take; then a second look.
+                # Checked again under the lock that a draft release and a following job take.
                 session.execute(select(Job.id).where(Job.id == id).with_for_update())
                 if session.scalars(select(Job.id).where(Job.id == id, old, ~needed)).one_or_none():
                     gone = update(Job).where(Job.id == id).values(synthesizer_removed_at=func.now())
@@ -134,37 +195,27 @@ class Remover:
                     _log.info("synthesizer_expired", job_id=str(id))
                 session.commit()
 
-    def sweep(self) -> None:
-        """Looks through the whole bucket for what came late.
+    def remove_late_uploads(self) -> None:
+        """Removes uploads that were completed after their dataset was deleted, or that nobody finishes.
 
         Objects of datasets that this database does not know are left: after a restore they may be needed.
         """
         for page in self.private.versions():
-            states = self._datasets({one.key for one in page})
-            late = [one for one in page if one.key in states and states[one.key].removed]
+            datasets = self._states({version.key for version in page})
+            late = [version for version in page if datasets.get(version.key, ("", False))[1]]
             self.private.delete(late)
             if late:
                 _log.warning("late_upload_removed", versions=len(late))
         oldest = datetime.now(UTC) - self.retention.unfinished_upload
         for upload in self.private.unfinished():
-            state = self._datasets({upload.key}).get(upload.key)
-            over = state is not None and state.name not in ("draft", "uploading", "checking")
-            if over or upload.begun < oldest:
+            state, _ = self._states({upload.key}).get(upload.key, ("draft", False))
+            if state not in ("draft", "uploading", "checking") or upload.begun < oldest:
                 self.private.abort(upload.key, upload.id)
                 _log.info("upload_aborted")
 
-    def _datasets(self, keys: set[str]) -> "Mapping[str, _State]":
-        rows = select(Dataset.object_key, Dataset.state, Dataset.removed_at).where(
-            Dataset.object_key.in_(keys)
-        )
+    def _states(self, keys: set[str]) -> dict[str, tuple[str, bool]]:
+        """State of the datasets with these objects, and whether the files are to be removed."""
+        removed = or_(Dataset.state == "deleted", Dataset.removed_at.is_not(None))
+        rows = select(Dataset.object_key, Dataset.state, removed).where(Dataset.object_key.in_(keys))
         with Session(self.engine) as session:
-            return {
-                key: _State(name=state, removed=state == "deleted" or removed_at is not None)
-                for key, state, removed_at in session.execute(rows)
-            }
-
-
-@dataclass(frozen=True, kw_only=True)
-class _State:
-    name: str
-    removed: bool
+            return {key: (state, over) for key, state, over in session.execute(rows)}
