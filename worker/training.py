@@ -28,8 +28,9 @@ from core.unwrap import Unwrapper
 from core.witness import WitnessLog, is_behind
 from sluice.envelope import CannotDecrypt
 from sluice.methods import Plan, plan_from_dict
+from sluice.plot import line_plot
 from sluice.privacy.problems import Problem as PrivacyProblem
-from worker import plot, uploads
+from worker import uploads
 from worker.charges import require_reserved, verified_account
 from worker.lease import MAX_ATTEMPTS, HandBack, JobLease, LeaseWorker
 from worker.retention import clean_vault
@@ -253,4 +254,4 @@ class Diagnostics:
         names = dict.fromkeys(name for row in self._rows for name in row if name != "step")
         series = {name: [(row["step"], row[name]) for row in self._rows if name in row] for name in names}
         body = "".join(json.dumps(row) + "\n" for row in self._rows)
-        return {"jsonl": body.encode(), "svg": plot.lines(series).encode()}
+        return {"jsonl": body.encode(), "svg": line_plot(series).encode()}

@@ -1,7 +1,7 @@
-"""The directory in which a worker keeps records, decrypted, while it works on them.
+"""The directory for decrypted records while a worker uses them.
 
-Guarantee: what a worker that was killed left behind is removed when the next one of its role starts on that
-machine. docs/security.md#deletion-and-uploads
+Guarantee: the files of a killed worker are removed when the next worker of its role starts on that machine.
+docs/security.md#deletion-and-uploads
 """
 
 import fcntl

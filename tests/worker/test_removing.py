@@ -212,9 +212,9 @@ def test_a_dataset_that_is_not_used_is_deleted_where_the_site_says_so(place, rem
     for dataset in (unused, used, busy):
         place.change("UPDATE datasets SET checked_at = now() - interval '40 d' WHERE id = %s", dataset.id)
     states = lambda: [place.see(dataset).state for dataset in (unused, used, busy, fresh)]  # noqa: E731
-    remover.expire()
+    remover.expire_datasets()
     assert states() == ["ready"] * 4
-    keeping(remover, upload=timedelta(days=30)).expire()
+    keeping(remover, upload=timedelta(days=30)).expire_datasets()
     assert states() == ["deleted", "ready", "ready", "ready"]
     row = place.see(unused)
     assert (row.deletion_reason, row.deleted_by) == ("not used for 30 days (SLUICE_UPLOAD_DAYS)", None)

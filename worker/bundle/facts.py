@@ -1,4 +1,4 @@
-"""What a release is, and its card and Croissant description, made from the same facts."""
+"""The public facts of a release, and the card and Croissant description made from them."""
 
 import html
 import json
@@ -15,7 +15,7 @@ from sluice.release.manifest import DATA
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a release is, all of it public."""
+    """Everything a release states. All of it is public."""
 
     release: str
     name: str
@@ -31,30 +31,30 @@ class Facts:
 
 
 def croissant(facts: Facts, data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Croissant 1.0: the files with their hashes, and where image and label are in them."""
+    """The Croissant 1.0 description: the files with their hashes, and where image and label are in them."""
     kinds = {"parquet": "application/x-parquet", "npz": "application/zip", "png": "application/zip"}
     objects = [
         {
-            "@type": "cr:FileObject", "@id": DATA[each], "name": DATA[each], "contentUrl": DATA[each],
-            "contentSize": f"{data[DATA[each]]['size']} B", "encodingFormat": kinds[each],
-            "sha256": data[DATA[each]]["sha256"],
+            "@type": "cr:FileObject", "@id": path, "name": path, "contentUrl": path,
+            "contentSize": f"{data[path]['size']} B", "encodingFormat": kinds[format],
+            "sha256": data[path]["sha256"],
         }
-        for each in facts.formats
+        for format, path in ((format, DATA[format]) for format in facts.formats)
     ]  # fmt: skip
-    format = next(each for each in ("parquet", "npz", "png") if each in facts.formats)
+    format = next(format for format in kinds if format in facts.formats)
     source: dict[str, Any] = {"fileObject": {"@id": DATA[format]}}
     image, label = {"parquet": ("image", "label"), "npz": ("x", "y")}.get(format, ("", ""))
-    where = [source | {"extract": {"column": column}} for column in (image, label)]
+    locations = [source | {"extract": {"column": column}} for column in (image, label)]
     if format == "png":
         inside = {"@type": "cr:FileSet", "@id": "pictures", "name": "pictures", "includes": "*/*.png"}
         objects.append(inside | {"containedIn": {"@id": DATA["png"]}, "encodingFormat": "image/png"})
         folder = {"extract": {"fileProperty": "fullpath"}, "transform": {"regex": r"^\d+-([^/]*)/.*$"}}
         source = {"fileSet": {"@id": "pictures"}}
-        where = [source | {"extract": {"fileProperty": "content"}}, source | folder]
-    kind = "sc:Integer" if format == "npz" else "sc:Text"
+        locations = [source | {"extract": {"fileProperty": "content"}}, source | folder]
+    types = ("sc:ImageObject", "sc:Integer" if format == "npz" else "sc:Text")
     fields = [
-        {"@type": "cr:Field", "@id": f"images/{name}", "name": name, "dataType": each, "source": place}
-        for name, each, place in zip(("image", "label"), ("sc:ImageObject", kind), where, strict=True)
+        {"@type": "cr:Field", "@id": f"images/{name}", "name": name, "dataType": type, "source": location}
+        for name, type, location in zip(("image", "label"), types, locations, strict=True)
     ]
     return {
         "@context": {
@@ -77,22 +77,22 @@ def croissant(facts: Facts, data: Mapping[str, Mapping[str, Any]]) -> dict[str, 
 def _summary(facts: Facts) -> str:
     privacy, schema = facts.privacy, facts.schema
     size, kinds = f"{schema.height} x {schema.width} x {schema.channels}", len(schema.classes)
-    held = (
+    content = (
         f"{facts.count} synthetic images of {size} in {kinds} classes, drawn from a generator trained"
         if facts.formats
         else f"A classifier of images of {size} into {kinds} classes, learned from public images and adapted"
     )
-    stated = [_number(owners.best(each["epsilon"]), 4) for each in owners.of(privacy)]
-    whose = [f" for the records of owner {i}" for i in range(1, len(stated) + 1)] if stated[1:] else [""]
-    epsilons = ", ".join(f"{each}{owner}" for each, owner in zip(stated, whose, strict=True))
+    costs = [_number(owners.best(cost["epsilon"]), 4) for cost in owners.of(privacy)]
+    whose = [f" for the records of owner {i}" for i in range(1, len(costs) + 1)] if costs[1:] else [""]
+    epsilons = ", ".join(f"{epsilon}{owner}" for epsilon, owner in zip(costs, whose, strict=True))
     return (
-        f"{held} under differential privacy: epsilon {epsilons} at delta {privacy['delta']:g}, "
+        f"{content} under differential privacy: epsilon {epsilons} at delta {privacy['delta']:g}, "
         f"neighbouring relation {privacy['relation']}, unit {privacy['unit']}.{_sum_of_owners(privacy)}"
     )
 
 
 def _sum_of_owners(privacy: Mapping[str, Any]) -> str:
-    """What a relay says to a person whose records more than one owner has."""
+    """The privacy loss of a person whose records more than one owner of a relay has."""
     together = owners.together(privacy)
     if together is None:
         return ""
@@ -108,17 +108,17 @@ def _number(value: float | None, digits: int = 6) -> str:
 
 
 def card(facts: Facts) -> str:
-    """README.md, as dataset hubs read it. The curator's words are text, never markup."""
+    """README.md in the form of dataset hubs. The curator's words are escaped: text, never markup."""
     privacy = facts.privacy
-    note = "".join(f"> {_inert(line)}\n" for line in facts.note.splitlines())
-    said = {"renyi": "Rényi", "pld": "PLD"}
+    note = "".join(f"> {_escaped(line)}\n" for line in facts.note.splitlines())
+    names = {"renyi": "Rényi", "pld": "PLD"}
     readings = "".join(
-        f"| {name}{whose} | {_number(cost['epsilon'][each])} |\n"
+        f"| {name}{whose} | {_number(cost['epsilon'][accountant])} |\n"
         for whose, cost in _by_owner(privacy)
-        for each, name in said.items()
+        for accountant, name in names.items()
     )
     if facts.formats:
-        held = "".join(f"- `{DATA[each]}`\n" for each in facts.formats) + (
+        content = "".join(f"- `{DATA[format]}`\n" for format in facts.formats) + (
             f"""- `synthesizer.safetensors`, `synthesizer.json`: the generator, to draw more
 
 {facts.count} images, seed {facts.seed}, classes in turn: how often a class occurs says nothing about the
@@ -126,7 +126,7 @@ records. The images are synthetic and marked as such."""
         )
         more, tag = "drawing more samples from the synthesizer costs nothing more", "synthetic"
     else:
-        held = (
+        content = (
             "- `classifier.safetensors`, `classifier.json`: the classifier; `schema.json` names its classes"
         )
         more, tag = "asking the classifier about images costs nothing more", "image-classification"
@@ -136,7 +136,7 @@ pretty_name: {json.dumps(facts.name)}
 license: {json.dumps(facts.licence.lower())}
 tags: [{tag}, differential-privacy]
 ---
-# {_inert(facts.name)}
+# {_escaped(facts.name)}
 
 {_summary(facts)}
 
@@ -152,24 +152,22 @@ At delta {privacy["delta"]:g}. `privacy.json` has the event these follow from; {
 {_sources(privacy)}
 ## What is in it
 
-{held}
+{content}
 
-Licence: {_inert(facts.licence)}. Reviewed by {people}.
+Licence: {_escaped(facts.licence)}. Reviewed by {people}.
 
 `sha256sum -c SHA256SUMS` checks the files, `sluice verify` the signed statement in `attestation.json` too.
 """
 
 
 def _by_owner(privacy: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """What each owner's people paid: one, but for a relay."""
-    stated = owners.of(privacy)
-    if len(stated) == 1:
-        return [("", privacy)]
-    return [(f", owner {i}", each) for i, each in enumerate(stated, 1)]
+    """The cost of each owner; a relay has several."""
+    costs = owners.of(privacy)
+    return [("", privacy)] if len(costs) == 1 else [(f", owner {i}", cost) for i, cost in enumerate(costs, 1)]
 
 
 def _totals(privacy: Mapping[str, Any]) -> str:
-    """What the account had promised or spent by then, for each owner, and what that number means."""
+    """The total cost of each owner's account at that time, and what that number means."""
     lines = "".join(
         f"- Total{whose}: epsilon {_number(cost['total']['epsilon'])} of a budget of "
         f"{cost['account']['epsilon']:g}, at delta {cost['delta']:g}. This is everything the account had "
@@ -190,16 +188,17 @@ def _totals(privacy: Mapping[str, Any]) -> str:
 
 
 def _several_turns(event: Mapping[str, Any]) -> bool:
-    """Only jobs of a relay are composed of rotations; the parts of other plans are fixed together."""
-    return event["kind"] == "composition" and any(each["kind"] == "rotation" for each in event["events"])
+    """Whether an event is of a relay: only its jobs are composed of rotations."""
+    return event["kind"] == "composition" and any(part["kind"] == "rotation" for part in event["events"])
 
 
 def _sources(privacy: Mapping[str, Any]) -> str:
     """The public records that an adaptation learned from."""
     lines = "".join(
-        f"- {_inert(each['name'])}: about {each['records']} images of {each['schema']['height']} x "
-        f"{each['schema']['width']} x {each['schema']['channels']}, SHA-256 of the file `{each['sha256']}`\n"
-        for each in privacy["sources"]
+        f"- {_escaped(source['name'])}: about {source['records']} images of {source['schema']['height']} x "
+        f"{source['schema']['width']} x {source['schema']['channels']}, "
+        f"SHA-256 of the file `{source['sha256']}`\n"
+        for source in privacy["sources"]
     )
     if not lines:
         return ""
@@ -209,5 +208,5 @@ def _sources(privacy: Mapping[str, Any]) -> str:
     )
 
 
-def _inert(text: str) -> str:
+def _escaped(text: str) -> str:
     return re.sub(r"([\\`*_\[\]|#!])", r"\\\1", html.escape(text, quote=False))

@@ -1,4 +1,4 @@
-"""Private records in memory-mapped arrays; lives on the private side and prints only its schema."""
+"""Private records in memory-mapped arrays; used on the private side only."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +26,14 @@ VALUES, CODES = "values", "codes"
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What reading had to change. Curator-only: both counts are facts about people."""
+    """Counts of values that were changed while reading. For the curator only: they are facts about people."""
 
     clamped: int = 0
     mapped: int = 0
 
 
 class Records:
-    """Converted records in `directory`, as `worker.validate.convert` left them there."""
+    """Records in `directory`, as `worker.validate.convert` wrote them. Its repr shows the schema alone."""
 
     def __init__(self, schema: ImageSchema | TableSchema, directory: Path) -> None:
         self.schema = schema
@@ -48,13 +48,13 @@ class Records:
             raise Failure(Fault.SCHEMA_MISMATCH)
         self._values = _mapped(values, shape.dtype, (self._count, *shape.shape))
         self._codes = _mapped(codes, CODE, (self._count, shape.codes))
-        # The reader checked this too; asked again because it has seen strangers' bytes and we have not.
+        # Checked again because the sandboxed process that wrote the arrays has parsed untrusted bytes.
         for start in range(0, self._count, 1 << 20):
             if (self._codes[start : start + (1 << 20)] >= np.array(domain_sizes(schema))).any():
                 raise Failure(Fault.SCHEMA_MISMATCH)
 
     def __len__(self) -> int:
-        """Private, like everything counted on records."""
+        """The number of records, which is private."""
         return self._count
 
     def __repr__(self) -> str:
@@ -68,7 +68,7 @@ class Records:
         """
         import torch  # here, because the process that reads uploads has no use for it
 
-        _refuse_strangers(indices, self._count)
+        _require_valid(indices, self._count)
         values, codes = self._values[indices], self._codes[indices]
         if isinstance(self.schema, ImageSchema):
             # Bytes to [-1, 1] by the type's own range, as nothing may be measured on the records.
@@ -79,12 +79,12 @@ class Records:
         return torch.from_numpy(matrix), torch.from_numpy(labels.astype(np.int64))
 
     def raw(self, rows: slice) -> tuple[np.ndarray, np.ndarray]:
-        """Values and codes of some records as they lie in the arrays."""
+        """Values and codes of some records as they are in the arrays."""
         return self._values[rows], self._codes[rows]
 
 
-def _refuse_strangers(indices: np.ndarray, count: int) -> None:
-    """-1 would be the last person, and numpy's own complaint would tell how many there are."""
+def _require_valid(indices: np.ndarray, count: int) -> None:
+    """Refuses -1, which is numpy's last record, without numpy's errors, which state the number of records."""
     whole = np.issubdtype(indices.dtype, np.integer)
     if not whole or (len(indices) and (indices.min() < 0 or indices.max() >= count)):
         raise IndexError("not the index of a record")

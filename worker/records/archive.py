@@ -1,4 +1,4 @@
-"""Zips read strictly: every byte belongs to one plain member, and members are streams, never files."""
+"""Opens zips strictly: every byte must belong to one plain member. Members are streams, never files."""
 
 import codecs
 import os
@@ -11,13 +11,13 @@ from typing import IO
 from core.faults import Failure, Fault
 from worker.records.reading import Allowance, check
 
-codecs.lookup("cp437")  # the encoding of old names; looked for now, while files can still be opened
+codecs.lookup("cp437")  # the encoding of old names; loaded before the sandbox refuses to open files
 
 _LOCAL = struct.Struct("<4s22sHH")
 _END = struct.Struct("<4s16sH")
 _HAS_DESCRIPTOR, _ENCRYPTED = 0x8, 0x1 | 0x40 | 0x2000
 _DESCRIPTOR_SIZES = (12, 16, 20, 24)
-# Names choose nothing here but an array or a class; odd ones are refused for whoever unpacks the file next.
+# A name only selects an array or a class here; odd ones could harm others who unpack the file.
 _PLAIN = re.compile(r"(?!(?i:con|prn|aux|nul|com\d|lpt\d)(\.|$))\w[\w .()+-]{0,199}")
 
 
@@ -45,13 +45,13 @@ def _refuse_odd(member: zipfile.ZipInfo) -> None:
     kind = stat.S_IFMT(member.external_attr >> 16)
     check(kind in (0, stat.S_IFREG, stat.S_IFDIR), Fault.UNSAFE_CONTENT)
     check(not member.flag_bits & _ENCRYPTED, Fault.UNSAFE_CONTENT)
-    # Without a name, or with one that was cut at a NUL.
+    # An empty name, or one that was cut at a NUL.
     check(member.filename == member.orig_filename != "", Fault.UNSAFE_CONTENT)
     check(member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED), Fault.UNSUPPORTED_FORMAT)
 
 
 def _refuse_slack(file: IO[bytes], archive: zipfile.ZipFile) -> None:
-    """Overlapping members are bombs; bytes before, between or after them are another file in disguise."""
+    """Refuses overlapping members (bombs) and bytes outside of members (a second file inside the file)."""
     file.seek(-_END.size, os.SEEK_END)
     magic, _, comment = _END.unpack(file.read(_END.size))
     check(magic == b"PK\5\6" and not comment, Fault.UNSAFE_CONTENT)

@@ -1,9 +1,10 @@
-"""Keyed fingerprints of records: they tell whether two datasets hold the same people, in whatever files.
+"""Keyed fingerprints of records, by which copies of records are recognised in any file.
 
 Guarantee: a fingerprint is a CBC-MAC (AES-256) under a key that only the private side has, so nobody else can
-compute or test one; sets of them have no order. docs/guarantees.md#records-and-accounts says which copies are found.
+compute or test one; sets of them have no order. Which copies are recognised:
+docs/guarantees.md#records-and-accounts
 
-Each record has one exact fingerprint, and several robust ones, of which a changed record keeps some:
+Each record has one exact fingerprint and several robust ones, some of which survive a change of the record:
 - images: random projections of a 16 x 16 grey thumbnail, rounded to coarse steps;
 - tables: the cells of all columns but a keyed choice of them, a different choice for each.
 """
@@ -22,14 +23,14 @@ from worker.records import Records
 from worker.records.layout import category_columns, number_columns, unscale
 
 LAYERS, _TURNED_LAYERS = 8, 2
-# Robust fingerprints that a record must share with another dataset to count as known there.
+# Robust fingerprints that a record must share with another dataset to count as common.
 _NEEDED = {"image": 1, "table": 3}
-# Above this share of the smaller of two datasets, records in common mean the same people; fewer than LEAST
-# never do, so that nobody can ask about one person by uploading a guess.
+# Datasets overlap if they have more than this share of the smaller one in common, and not fewer than LEAST
+# records, so that nobody can find out about one person by uploading a guess.
 SHARE, LEAST = 0.02, 10
-# The same for records that are only alike: rows of strangers are alike more often than their images.
+# The same for robust matches: rows of different people match more often than their images.
 ALIKE = {"image": 0.02, "table": 0.05}
-# Smaller datasets are always held for review, known records or not: whether they are held tells nothing.
+# Smaller datasets are always held for review, so that being held tells nothing about overlap.
 FEW = 2 * LEAST
 
 _BLOCK = 8192
@@ -39,14 +40,14 @@ _SIDE, _PROJECTIONS, _STEP = 16, 16, 20.0
 
 @dataclass(frozen=True)
 class Sketch:
-    """What is kept of a dataset: sorted sets of fingerprints, the exact ones first."""
+    """What is stored of a dataset: sorted sets of fingerprints, the exact ones first."""
 
     kind: str
     layers: tuple[np.ndarray, ...]
 
     @property
     def size(self) -> int:
-        """How many different records there are."""
+        """The number of different records."""
         return len(self.layers[0])
 
     def to_bytes(self, **facts: str) -> bytes:
@@ -58,21 +59,21 @@ class Sketch:
 
     @classmethod
     def from_bytes(cls, body: bytes) -> "Sketch":
-        with np.load(io.BytesIO(body), allow_pickle=False) as held:
-            layers = tuple(held[f"layer{i}"] for i in range(len(held.files) - 1))
+        with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
+            layers = tuple(arrays[f"layer{i}"] for i in range(len(arrays.files) - 1))
         return cls(cls.facts_of(body)["kind"], layers)
 
     @staticmethod
     def facts_of(body: bytes) -> dict[str, str]:
-        """What was said with `to_bytes`."""
-        with np.load(io.BytesIO(body), allow_pickle=False) as held:
-            facts: dict[str, str] = json.loads(held["meta"].tobytes())
+        """The facts that were given to `to_bytes`."""
+        with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
+            facts: dict[str, str] = json.loads(arrays["meta"].tobytes())
         return facts
 
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """Of a dataset's different records: one `exact` each, and robust ones for each of several `views`."""
+    """Fingerprints of different records: one `exact` each, and robust ones for several `views`."""
 
     kind: str
     exact: np.ndarray
@@ -87,22 +88,18 @@ class Fingerprints:
         return len(self.exact) < FEW
 
     def overlap(self, sketch: Sketch) -> float:
-        """The share of the smaller of two datasets that both hold; 0 where that is too little to matter."""
+        """Common records as a share of the smaller dataset; 0 below the thresholds."""
         if sketch.kind != self.kind:
             return 0.0
-        found = _is_in(self.exact, sketch.layers[0])
-        smaller, same = min(len(found), sketch.size), int(found.sum())
+        common = _is_in(self.exact, sketch.layers[0])
+        smaller, same = min(len(common), sketch.size), int(common.sum())
         for view in self.views:
-            hits = np.zeros(len(found), np.uint8)
-            for layer, kept in zip(view.T, sketch.layers[1:], strict=False):
-                hits += _is_in(layer, kept)
-            found |= hits >= _NEEDED[self.kind]
-        alike = int(found.sum())
-        if alike < min(LEAST, sketch.size) or (
-            same <= SHARE * smaller and alike <= ALIKE[self.kind] * smaller
-        ):
-            return 0.0
-        return alike / smaller
+            layers = zip(view.T, sketch.layers[1:], strict=False)
+            hits = sum(_is_in(layer, stored).astype(np.uint8) for layer, stored in layers)
+            common |= hits >= _NEEDED[self.kind]
+        alike = int(common.sum())
+        enough = same > SHARE * smaller or alike > ALIKE[self.kind] * smaller
+        return alike / smaller if enough and alike >= min(LEAST, sketch.size) else 0.0
 
 
 def _is_in(values: np.ndarray, sorted_set: np.ndarray) -> np.ndarray:
@@ -114,13 +111,13 @@ def _is_in(values: np.ndarray, sorted_set: np.ndarray) -> np.ndarray:
 
 
 def fingerprints(records: Records, key: bytes) -> Fingerprints:
-    """Those of all different records of a dataset, which is read a block at a time."""
+    """Computes the fingerprints of a dataset, a block of records at a time."""
     schema = records.schema
     read: Any = _Images(schema, key) if isinstance(schema, ImageSchema) else _Table(schema, key)
     blocks = [read(*records.raw(slice(at, at + _BLOCK))) for at in range(0, len(records), _BLOCK)]
     exact, first = np.unique(np.concatenate([block[0] for block in blocks]), return_index=True)
     views = [np.concatenate(parts)[first] for parts in zip(*(block[1] for block in blocks), strict=True)]
-    if schema.kind == "table":  # some cells of a row, as many people have them, are nobody's
+    if schema.kind == "table":  # robust fingerprints that several rows share identify nobody
         for layer in views[0].T:
             _, place, counts = np.unique(layer, return_inverse=True, return_counts=True)
             layer[counts[place] > 1] = _NOBODY
@@ -128,7 +125,7 @@ def fingerprints(records: Records, key: bytes) -> Fingerprints:
 
 
 class _Images:
-    """Pixels alone: another label does not make another person."""
+    """Fingerprints of pixels, whatever the label."""
 
     def __init__(self, schema: ImageSchema, key: bytes) -> None:
         self._exact = _derived(key, "image exact", f"{schema.height}x{schema.width}x{schema.channels}")
@@ -145,7 +142,7 @@ class _Images:
         grey = pixels.mean(axis=3, dtype=np.float64)
         small = self._rows @ grey @ self._columns.T
         exact = _mac(self._exact, pixels.reshape(len(pixels), -1))
-        # As it is; then turned, mirrored and in negative: copies that cost nobody any effort.
+        # The original, then turned, mirrored and inverted copies, which are easy to make.
         turned = (
             np.rot90(mirrored, quarter, axes=(1, 2))
             for shades in (small, 255.0 - small)
@@ -163,7 +160,7 @@ class _Images:
 
 
 def _averages(length: int) -> np.ndarray:
-    """Averages over sixteen equal parts of a side, whatever its length."""
+    """The matrix that averages a side of any length over sixteen equal parts."""
     edges = np.arange(_SIDE + 1) * length / _SIDE
     pixel = np.arange(length)
     covered = np.clip(np.minimum(edges[1:, None], pixel + 1) - np.maximum(edges[:-1, None], pixel), 0, None)
@@ -172,7 +169,7 @@ def _averages(length: int) -> np.ndarray:
 
 
 class _Table:
-    """Cells by what they say: declaring other bounds, or categories in another order, changes nothing."""
+    """Fingerprints of cell values, which do not depend on declared bounds or the order of categories."""
 
     def __init__(self, schema: TableSchema, key: bytes) -> None:
         self._schema = schema
@@ -182,7 +179,7 @@ class _Table:
             for column in category_columns(schema)
         }
         names = sorted(column.name for column in schema.columns)
-        # Each column is left out of half of the layers: whoever changes one column leaves those as they were.
+        # Each column is left out of half of the layers, which therefore survive a change of that column.
         left_out = {name: _choice(_derived(key, "table layers", name)) for name in names}
         chosen = [[name for name in names if layer not in left_out[name]] for layer in range(LAYERS)]
         self._exact = names, _derived(key, "table exact", *names)
@@ -204,10 +201,10 @@ class _Table:
         return mac(*self._exact), [np.stack([mac(*layer) for layer in self._robust], axis=1)]
 
     def _rounded(self, values: np.ndarray) -> np.ndarray:
-        """Three digits: the records hold numbers scaled to declared bounds, as float32."""
+        """Rounds to three digits, because records hold scaled float32 numbers."""
         size = np.abs(values)
         power = np.floor(np.log10(np.where(size > 1e-30, size, 1e-30))) - 2
-        # The offset keeps values that people write, such as 12.5, away from where rounding is decided.
+        # The offset keeps common values, such as 12.5, away from the boundary between two roundings.
         digits = np.floor(values / 10.0**power + self._offset)
         return np.where(size > 1e-30, digits * 1024 + power, 0).astype("<i8").view("<u8")
 
@@ -217,22 +214,22 @@ def _text(value: str) -> int:
 
 
 def _choice(key: bytes) -> set[int]:
-    """Half of the layers."""
+    """A keyed choice of half of the layers."""
     return set(np.argsort(_stream(key, LAYERS), kind="stable")[: LAYERS // 2].tolist())
 
 
 def _stream(key: bytes, count: int) -> np.ndarray:
-    """Bytes that follow from a key, the same for ever: no library's random numbers promise that."""
+    """Pseudorandom bytes from a key, stable over versions, which no library's random generator promises."""
     return np.frombuffer(hashlib.shake_256(key).digest(count), np.uint8)
 
 
 def _derived(key: bytes, purpose: str, *names: str) -> bytes:
-    """A key of its own for each purpose, so that fingerprints of different kinds never meet."""
+    """Derives a key for each purpose, so that fingerprints of different kinds are never equal."""
     return hashlib.blake2b(json.dumps([purpose, *names]).encode(), key=key, digest_size=32).digest()
 
 
 def _mac(key: bytes, rows: np.ndarray) -> np.ndarray:
-    """CBC-MAC of each row, cut to 64 bits; secure because all rows under one key have the same length."""
+    """CBC-MAC of each row, truncated to 64 bits; all rows under one key have the same length."""
     data = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1)
     data = np.pad(data, ((0, 0), (0, -data.shape[1] % 16)))
     state = np.zeros((len(rows), 16), np.uint8)

@@ -1,6 +1,7 @@
-"""How records lie in numbers, derived from the declared schema alone: widths, order and scale."""
+"""The array layout of records, derived from the declared schema alone: widths, order and scale."""
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -11,7 +12,7 @@ CODE = np.dtype("<u2")  # holds 1,000 classes and 10,000 categories
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Two raw arrays without headers, so that reading them parses nothing: values and codes per record.
+    """Two raw arrays without headers, so that reading them needs no parser: values and codes per record.
 
     Images: pixels as bytes, and the class. Tables: scaled numbers, and the codes of categories.
     """
@@ -47,35 +48,35 @@ def category_columns(schema: TableSchema) -> list[CategoryColumn]:
 
 
 def domain_sizes(schema: ImageSchema | TableSchema) -> list[int]:
-    """How many values each code of a record may take."""
+    """The number of values of each code of a record."""
     if isinstance(schema, ImageSchema):
         return [len(schema.classes)]
     return [len(column.domain) for column in category_columns(schema)]
 
 
 def label_place(schema: TableSchema) -> int:
-    """Which of the codes of a record is its label."""
+    """The index of the label among the codes of a record."""
     return [column.name for column in category_columns(schema)].index(schema.label or "")
 
 
 def spans(schema: TableSchema) -> list[slice]:
-    """Where each declared column lies in the matrix: one place for a number, one per category otherwise."""
-    found, at = [], 0
-    for column in schema.columns:
-        width = len(column.domain) if isinstance(column, CategoryColumn) else 1
-        found.append(slice(at, at + width))
-        at += width
-    return found
+    """The columns of the matrix for each declared column: one for a number, one per category otherwise."""
+    widths = [len(column.domain) if isinstance(column, CategoryColumn) else 1 for column in schema.columns]
+    return [slice(end - width, end) for end, width in zip(accumulate(widths), widths, strict=True)]
 
 
 def scale(column: NumberColumn, values: np.ndarray) -> np.ndarray:
-    """Declared bounds to [-1, 1]. Halves first: `high - low` may overflow."""
-    middle, half = column.low / 2 + column.high / 2, column.high / 2 - column.low / 2
+    """Maps the declared bounds to [-1, 1]."""
+    middle, half = _middle_and_half(column)
     return np.clip((values - middle) / (half or 1.0), -1, 1)
 
 
 def unscale(column: NumberColumn, scaled: np.ndarray) -> np.ndarray:
-    """Numbers as they were before `scale`, to about seven digits of the declared range."""
-    middle, half = column.low / 2 + column.high / 2, column.high / 2 - column.low / 2
+    """Inverts `scale`, to about seven digits of the declared range."""
+    middle, half = _middle_and_half(column)
     values = middle + half * scaled.astype(np.float64)
     return np.round(values) if column.integer else values
+
+
+def _middle_and_half(column: NumberColumn) -> tuple[float, float]:
+    return column.low / 2 + column.high / 2, column.high / 2 - column.low / 2  # `high - low` may overflow

@@ -1,4 +1,4 @@
-"""What every format's reader is given, and the one way from an upload to the arrays of records."""
+"""What the readers of all formats share: output files, limits on expansion, exact reads."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from core.faults import Failure, Fault
 from core.schema import ImageSchema
 
 CHUNK = 4 << 20
-# Deflate reaches 1000:1 on nothing but zeros; sparse image sets that people use stay below 120:1.
+# Deflate compresses zeros 1000:1; sparse image sets in use stay below 120:1.
 EXPANSION = 200
 GRACE = 16 << 20
-PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))  # how each protocol begins
+PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))  # first bytes of each protocol
 
 
 @dataclass(frozen=True)
 class Sink:
-    """Files the reader was handed open; it chooses no name and opens no path."""
+    """Output files that the caller opened; a reader opens no path."""
 
     values: IO[bytes]
     codes: IO[bytes]
@@ -25,7 +25,7 @@ class Sink:
 
 @dataclass
 class Allowance:
-    """Bytes an upload may still expand to, by its true size and never by what it claims of itself."""
+    """Bytes an upload may still expand to, from its true size and not from what its headers state."""
 
     left: int
 
@@ -39,8 +39,8 @@ class Allowance:
             raise Failure(Fault.TOO_LARGE)
 
 
-def check(right: bool, fault: Fault) -> None:
-    if not right:
+def check(condition: bool, fault: Fault) -> None:
+    if not condition:
         raise Failure(fault)
 
 
@@ -51,7 +51,7 @@ def exactly(stream: IO[bytes], count: int) -> bytes:
 
 
 def pieces(stream: IO[bytes], count: int, *, unit: int = 1) -> Iterator[bytes]:
-    """The next `count` bytes in pieces of whole units; the stream must hold that many and no more."""
+    """The next `count` bytes in pieces of whole units; the stream must end after them."""
     most = max(CHUNK // unit, 1) * unit
     while count:
         piece = exactly(stream, min(count, most))
