@@ -15,7 +15,7 @@ from core.faults import Failure, Fault
 from core.schema import ImageSchema, Schema, TableSchema
 from core.stores.bundles import Bundles
 from core.stores.public import PublicStore
-from core.tables import Dataset, Job
+from core.tables import Dataset, Job, ReleaseState
 from sluice.envelope import CannotDecrypt
 from worker import review_copies
 from worker.charges import charges_of
@@ -80,8 +80,8 @@ def build(
             bundles.put(row.id, built.digest, file["path"], directory / file["path"])
             public.put_copy(review_copy_key(file["path"]), directory / file["path"])
     lease.finish(
-        "in_review", done=row.count, digest=built.digest, files=built.files, manifest=built.manifest,
-        privacy=dict(facts.privacy), preview=built.preview, built_at=func.now(),
+        ReleaseState.IN_REVIEW, done=row.count, digest=built.digest, files=built.files,
+        manifest=built.manifest, privacy=dict(facts.privacy), preview=built.preview, built_at=func.now(),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from core import ledger, log
 from core.faults import Failure, Fault
-from core.tables import Account, Entry, Job
+from core.tables import Account, Entry, Job, JobState
 from sluice.privacy.account import cost_as_epsilon
 from sluice.privacy.accountant import Accountant
 from sluice.privacy.events import Composition, Event, from_dict
@@ -117,7 +117,7 @@ def _charge(session: Session, account: Account, jobs: list[Job]) -> Charge:
     reserves = []
     for job in jobs:
         by_kind = {entry.kind: entry for entry in entries if entry.job_id == job.id}
-        if job.state != "trained" or set(by_kind) != {"reserve", "settle"}:
+        if job.state != JobState.TRAINED or set(by_kind) != {"reserve", "settle"}:
             raise Failure(Fault.NOT_SETTLED)
         require_reserved(account, by_kind["reserve"], from_dict(job.event))
         reserves.append(by_kind["reserve"])

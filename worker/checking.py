@@ -20,7 +20,7 @@ from core import audit, binding, log
 from core.errors import Problem
 from core.faults import Failure, Fault
 from core.stores.private import PrivateStore
-from core.tables import Dataset
+from core.tables import Dataset, DatasetState
 from core.unwrap import KeyNotConfigured, Unwrapper
 from core.witness import require_ledger_in_sync
 from worker import uploads
@@ -131,7 +131,9 @@ class Checker(LeaseWorker[DatasetLease]):
     def _overlaps(self, dataset_id: uuid.UUID, prints: Fingerprints) -> dict[uuid.UUID, float]:
         """Share of common records by dataset, without datasets that were rejected or deleted unbound."""
         with Session(self.engine) as session:
-            never_bound = Dataset.account_id.is_(None) & Dataset.state.in_(("rejected", "deleted"))
+            never_bound = Dataset.account_id.is_(None) & Dataset.state.in_(
+                (DatasetState.REJECTED, DatasetState.DELETED)
+            )
             ignored = {dataset_id, *session.scalars(select(Dataset.id).where(never_bound))}
         shares = {
             other: prints.overlap(sketch)

@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session, undefer
 from core import audit, ledger, log
 from core.faults import Failure, Fault
 from core.ledger import Move
-from core.tables import Dataset, Diagnosis, Entry, Job, Release
+from core.tables import Dataset, DatasetState, Diagnosis, Entry, Job, JobState, Release, ReleaseState
 from worker.process import traceback_lines
 
 LEASE = timedelta(seconds=20)
@@ -164,8 +164,8 @@ class ReleaseLease(Lease[Release]):
     @classmethod
     def due(cls) -> ColumnElement[bool]:
         """A withdrawal is retried without limit, because its files would stay public."""
-        retried = or_(Release.attempts <= MAX_ATTEMPTS, Release.state == "withdrawing")
-        open = Release.state.in_(("building", "publishing", "withdrawing"))
+        retried = or_(Release.attempts <= MAX_ATTEMPTS, Release.state == ReleaseState.WITHDRAWING)
+        open = Release.state.in_((ReleaseState.BUILDING, ReleaseState.PUBLISHING, ReleaseState.WITHDRAWING))
         return and_(open, retried, expired(Release.lease_until))
 
     @classmethod
@@ -174,7 +174,7 @@ class ReleaseLease(Lease[Release]):
 
     @property
     def exhausted(self) -> bool:
-        return self.row.attempts > MAX_ATTEMPTS and self.row.state != "withdrawing"
+        return self.row.attempts > MAX_ATTEMPTS and self.row.state != ReleaseState.WITHDRAWING
 
     def progress(self) -> dict[str, Any]:
         return {"done": max(self.done, self.row.done)}
@@ -182,7 +182,7 @@ class ReleaseLease(Lease[Release]):
     def hand_back(self) -> None:
         self.write(lease_until=None, attempts=self.row.attempts - 1)
 
-    def finish(self, state: str, session: Session | None = None, **values: Any) -> None:
+    def finish(self, state: ReleaseState, session: Session | None = None, **values: Any) -> None:
         """Ends the work on the release in `state`."""
         self.write(session, state=state, lease_until=None, attempts=0, **{"fault": None, **values})
 
@@ -195,7 +195,7 @@ class DatasetLease(Lease[Dataset]):
 
     @classmethod
     def due(cls) -> ColumnElement[bool]:
-        return and_(Dataset.state == "checking", expired(Dataset.retry_at))
+        return and_(Dataset.state == DatasetState.CHECKING, expired(Dataset.retry_at))
 
 
 @dataclass(kw_only=True)
@@ -210,12 +210,12 @@ class JobLease(Lease[Job]):
 
     @classmethod
     def due(cls) -> ColumnElement[bool]:
-        abandoned = and_(Job.state == "running", Job.lease_until < func.now())
-        return or_(Job.state == "queued", abandoned)
+        abandoned = and_(Job.state == JobState.RUNNING, Job.lease_until < func.now())
+        return or_(Job.state == JobState.QUEUED, abandoned)
 
     @classmethod
     def on_claim(cls) -> dict[str, Any]:
-        return {"state": "running", "started_at": func.coalesce(Job.started_at, func.now())}
+        return {"state": JobState.RUNNING, "started_at": func.coalesce(Job.started_at, func.now())}
 
     @property
     def ran_seconds(self) -> int:
@@ -264,18 +264,18 @@ class JobLease(Lease[Job]):
             connection.execute(stored)
 
     def hand_back(self) -> None:
-        self.write(state="queued", lease_until=None, ran_seconds=self.ran_seconds)
+        self.write(state=JobState.QUEUED, lease_until=None, ran_seconds=self.ran_seconds)
 
     def trained(self, *, synthesizer_key: str, synthesizer_sha256: bytes, steps: int) -> None:
         """Settles the charge and ends the job in one transaction that only the lease's holder can commit."""
         self._end(
-            "settle", "trained", state="trained", synthesizer_key=synthesizer_key,
+            "settle", "trained", state=JobState.TRAINED, synthesizer_key=synthesizer_key,
             synthesizer_sha256=synthesizer_sha256, step=steps,
         )  # fmt: skip
 
     def failed(self, fault: Fault) -> None:
         """Ends the job with a fault. The charge is given back if no records were opened."""
-        state = "cancelled" if fault is Fault.CANCELLED else "failed"
+        state = JobState.CANCELLED if fault is Fault.CANCELLED else JobState.FAILED
         with Session(self.engine) as session:
             opened = session.scalars(select(Job.opened_at).where(self.mine)).one_or_none()
         kind = "void" if opened is None else "settle"

@@ -32,7 +32,7 @@ from core.signing import signer
 from core.stores import s3
 from core.stores.bundles import Bundles
 from core.stores.public import PublicStore
-from core.tables import Approval, Job, Release, Revocations, SigningKey
+from core.tables import Approval, Job, Release, ReleaseState, Revocations, SigningKey
 from core.unwrap import unwrapper
 from sluice.privacy.problems import Problem as PrivacyProblem
 from sluice.release import attest
@@ -76,9 +76,9 @@ class Publisher(LeaseWorker[ReleaseLease]):
         return super()._attempt(lease, context)
 
     def _work(self, lease: ReleaseLease) -> None:
-        if lease.row.state == "building":
+        if lease.row.state == ReleaseState.BUILDING:
             build(lease, self.bundles, self.public, self._proceed)
-        elif lease.row.state == "publishing":
+        elif lease.row.state == ReleaseState.PUBLISHING:
             self._publish(lease)
         else:
             self._withdraw(lease)
@@ -99,8 +99,8 @@ class Publisher(LeaseWorker[ReleaseLease]):
 
         After MAX_ATTEMPTS a publication waits until somebody asks for it again.
         """
-        if fault is not None and lease.row.state == "building":
-            lease.finish("failed", fault=fault.value)
+        if fault is not None and lease.row.state == ReleaseState.BUILDING:
+            lease.finish(ReleaseState.FAILED, fault=fault.value)
         else:
             delay = retry_delay(lease.row.attempts, first=RETRY_SECONDS)
             lease.write(fault=fault and fault.value, lease_until=func.now() + delay)
@@ -110,7 +110,10 @@ class Publisher(LeaseWorker[ReleaseLease]):
         """If the release was withdrawn meanwhile, this worker may have put a file after its removal."""
         with Session(self.engine) as session:
             state = session.scalars(select(Release.state).where(Release.id == lease.row.id)).one()
-        if lease.row.state == "publishing" and state in ("withdrawing", "withdrawn"):
+        if lease.row.state == ReleaseState.PUBLISHING and state in (
+            ReleaseState.WITHDRAWING,
+            ReleaseState.WITHDRAWN,
+        ):
             self._remove(lease.row)
 
     # Publishing
@@ -144,9 +147,13 @@ class Publisher(LeaseWorker[ReleaseLease]):
                 self._proceed(lease)
                 self.public.put(row.id, digest, path, directory / path)
         with Session(self.engine) as session, session.begin():
-            lease.finish("published", session, published_at=datetime.fromisoformat(checked.published_at))
-            older = update(Release).where(Release.id == row.supersedes, Release.state == "published")
-            session.execute(older.values(state="superseded"))
+            lease.finish(
+                ReleaseState.PUBLISHED, session, published_at=datetime.fromisoformat(checked.published_at)
+            )
+            older = update(Release).where(
+                Release.id == row.supersedes, Release.state == ReleaseState.PUBLISHED
+            )
+            session.execute(older.values(state=ReleaseState.SUPERSEDED))
 
     def _sign(
         self, lease: ReleaseLease, hashes: dict[str, str], small: dict[str, bytes], approvals: list[Any]
@@ -172,7 +179,7 @@ class Publisher(LeaseWorker[ReleaseLease]):
         tombstone = attest.canonical({"kind": "sluice-withdrawn", **_list_entry(row)})
         self.public.bury(row.id, row.digest or b"", tombstone)
         with Session(self.engine) as session, session.begin():
-            lease.finish("withdrawn", session, withdrawn_at=row.withdrawn_at)
+            lease.finish(ReleaseState.WITHDRAWN, session, withdrawn_at=row.withdrawn_at)
             self._append_list(session)
 
     def _remove(self, row: Release) -> None:
@@ -198,7 +205,11 @@ class Publisher(LeaseWorker[ReleaseLease]):
     def _append_list(self, session: Session) -> None:
         """Signs a list of everything that was ever withdrawn, under the next number."""
         _lock_lists(session)
-        gone = select(Release).where(Release.state == "withdrawn").order_by(Release.withdrawn_at, Release.id)
+        gone = (
+            select(Release)
+            .where(Release.state == ReleaseState.WITHDRAWN)
+            .order_by(Release.withdrawn_at, Release.id)
+        )
         number = session.scalars(select(func.coalesce(func.max(Revocations.number), 0))).one() + 1
         entries = [_list_entry(row) for row in session.scalars(gone)]
         listed = attest.revocations(number, datetime.now(UTC), entries)

@@ -21,7 +21,17 @@ from core import audit, log
 from core.settings import TrainSettings
 from core.stores.private import PrivateStore, Vault
 from core.stores.s3 import Version, VersionsNotDeleted
-from core.tables import Dataset, Diagnosis, Job, Release
+from core.tables import (
+    ENDED_JOBS,
+    UNFINISHED_JOBS,
+    Dataset,
+    DatasetState,
+    Diagnosis,
+    Job,
+    JobState,
+    Release,
+    ReleaseState,
+)
 from worker.record_registry import KeyChanged
 
 REMOVE_SECONDS, CLEAN_SECONDS = 10.0, 300.0
@@ -75,7 +85,7 @@ def clean_vault(
 
 def _is_needed(version: Version, job: Job, oldest: datetime) -> bool:
     kind = version.key.split("/")[0]
-    if job.state in ("trained", "failed", "cancelled"):
+    if job.state in ENDED_JOBS:
         # A synthesizer is written once: an older version of it is there because somebody deleted it, and
         # can be brought back. Diagnostics are written repeatedly, and the last version has all lines.
         settled = job.synthesizer_key if job.synthesizer_removed_at is None else None
@@ -120,7 +130,10 @@ class Remover:
     def remove_due(self) -> int:
         """Removes the files of every dataset that was deleted or rejected; returns the number of datasets."""
         late = func.now() - self.retention.rejected_upload
-        over = or_(Dataset.state == "deleted", and_(Dataset.state == "rejected", Dataset.checked_at < late))
+        over = or_(
+            Dataset.state == DatasetState.DELETED,
+            and_(Dataset.state == DatasetState.REJECTED, Dataset.checked_at < late),
+        )
         with Session(self.engine, expire_on_commit=False) as session:
             due = session.scalars(select(Dataset).where(over, Dataset.removed_at.is_(None))).all()
         if any(dataset.account_id for dataset in due):
@@ -156,7 +169,7 @@ class Remover:
         uses = or_(Job.dataset_id == Dataset.id, Job.source_id == Dataset.id)
         recent = or_(Job.finished_at.is_(None), Job.finished_at > last)
         unused = and_(
-            Dataset.state.in_(("ready", "held")),
+            Dataset.state.in_((DatasetState.READY, DatasetState.HELD)),
             func.coalesce(Dataset.checked_at, Dataset.sealed_at) < last,
             ~exists().where(uses, recent),
         )
@@ -164,7 +177,7 @@ class Remover:
         with Session(self.engine) as session:
             for id in session.scalars(select(Dataset.id).where(unused)).all():
                 gone = update(Dataset).where(Dataset.id == id, unused)
-                gone = gone.values(state="deleted", deletion_reason=reason)
+                gone = gone.values(state=DatasetState.DELETED, deletion_reason=reason)
                 try:
                     session.execute(gone.execution_options(synchronize_session=False))
                     session.commit()
@@ -179,12 +192,14 @@ class Remover:
             return
         last = func.now() - self.retention.synthesizer
         following = aliased(Job)
-        drafted = or_(Release.created_at > last, Release.state == "building")
+        drafted = or_(Release.created_at > last, Release.state == ReleaseState.BUILDING)
         needed = or_(
             exists().where(Release.job_id == Job.id, drafted),
-            exists().where(following.after_id == Job.id, following.state.in_(("queued", "running"))),
+            exists().where(following.after_id == Job.id, following.state.in_(UNFINISHED_JOBS)),
         )
-        old = and_(Job.state == "trained", Job.synthesizer_removed_at.is_(None), Job.finished_at < last)
+        old = and_(
+            Job.state == JobState.TRAINED, Job.synthesizer_removed_at.is_(None), Job.finished_at < last
+        )
         with Session(self.engine) as session:
             for id in session.scalars(select(Job.id).where(old, ~needed)).all():
                 # Checked again under the lock that a draft release and a following job take.
@@ -208,14 +223,17 @@ class Remover:
                 _log.warning("late_upload_removed", versions=len(late))
         oldest = datetime.now(UTC) - self.retention.unfinished_upload
         for upload in self.private.unfinished():
-            state, _ = self._states({upload.key}).get(upload.key, ("draft", False))
-            if state not in ("draft", "uploading", "checking") or upload.begun < oldest:
+            state, _ = self._states({upload.key}).get(upload.key, (DatasetState.DRAFT, False))
+            if (
+                state not in (DatasetState.DRAFT, DatasetState.UPLOADING, DatasetState.CHECKING)
+                or upload.begun < oldest
+            ):
                 self.private.abort(upload.key, upload.id)
                 _log.info("upload_aborted")
 
     def _states(self, keys: set[str]) -> dict[str, tuple[str, bool]]:
         """State of the datasets with these objects, and whether the files are to be removed."""
-        removed = or_(Dataset.state == "deleted", Dataset.removed_at.is_not(None))
+        removed = or_(Dataset.state == DatasetState.DELETED, Dataset.removed_at.is_not(None))
         rows = select(Dataset.object_key, Dataset.state, removed).where(Dataset.object_key.in_(keys))
         with Session(self.engine) as session:
             return {key: (state, over) for key, state, over in session.execute(rows)}

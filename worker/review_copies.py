@@ -15,12 +15,17 @@ from sqlalchemy.orm import Session
 
 from core import log
 from core.stores.public import PublicStore, review_key
-from core.tables import Release, ReviewCopy
+from core.tables import Release, ReleaseState, ReviewCopy
 from sluice.release import attest
 from worker.lease import expired
 
 _log = log.get("review_copies")
-_REVIEWED_STATES = ("building", "in_review", "approved", "publishing")
+_REVIEWED_STATES = (
+    ReleaseState.BUILDING,
+    ReleaseState.IN_REVIEW,
+    ReleaseState.APPROVED,
+    ReleaseState.PUBLISHING,
+)
 
 
 def begin(engine: Engine, release: Release, digest: bytes) -> Callable[[str], str]:

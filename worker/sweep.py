@@ -25,7 +25,7 @@ from core.ledger import Move
 from core.queue import celery_app, wake_worker
 from core.settings import SweepSettings
 from core.stores.witness import witness_store
-from core.tables import Dataset, Job, Release, ReviewCopy, Revocations
+from core.tables import Dataset, Job, JobState, Release, ReviewCopy, Revocations
 from core.witness import WitnessLog, compare
 from worker import process
 from worker.lease import MAX_ATTEMPTS, DatasetLease, JobLease, ReleaseLease
@@ -81,8 +81,8 @@ def wake_workers(
 
 def end_exhausted_jobs(engine: Engine) -> None:
     """Ends jobs whose last attempt died too; they are charged if they opened their records."""
-    exhausted = (Job.state == "running", Job.lease_until < func.now(), Job.fence >= MAX_ATTEMPTS)
-    values = {"state": "failed", "fault": Fault.LOST.value, "finished_at": func.now()}
+    exhausted = (Job.state == JobState.RUNNING, Job.lease_until < func.now(), Job.fence >= MAX_ATTEMPTS)
+    values = {"state": JobState.FAILED, "fault": Fault.LOST.value, "finished_at": func.now()}
     lost = update(Job).where(*exhausted).values(values).returning(Job.id, Job.account_id, Job.opened_at)
     with Session(engine) as session, session.begin():
         for id, account_id, opened_at in session.execute(lost).all():
