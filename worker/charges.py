@@ -21,7 +21,8 @@ from sluice.privacy.accountant import Accountant
 from sluice.privacy.events import Composition, Event, from_dict
 from sluice.privacy.problems import Problem
 from sluice.privacy.relation import Relation
-from sluice.release import attest, owners
+from sluice.release import owners
+from sluice.release.verify import readable
 
 _log = log.get("charges")
 
@@ -43,9 +44,7 @@ class Charge:
         """The content of privacy.json. Epsilons are computed from the events here."""
         account, relation = self.account, Relation(self.account.relation)
         readings = {
-            accountant.value: attest.readable(
-                accountant, event=self.event, delta=account.delta, relation=relation
-            )
+            accountant.value: readable(accountant, event=self.event, delta=account.delta, relation=relation)
             for accountant in Accountant
         }
         # At the account's fixed order costs add up also when a plan is chosen after seeing earlier results.

@@ -35,9 +35,11 @@ from core.stores.public import PublicStore
 from core.tables import Approval, Job, Release, ReleaseState, Revocations, SigningKey
 from core.unwrap import unwrapper
 from sluice.privacy.problems import Problem as PrivacyProblem
-from sluice.release import attest
-from sluice.release.manifest import ATTESTATION, MANIFEST, PRIVACY, SUMS
-from sluice.release.statement import Signer
+from sluice.release.canonical import canonical
+from sluice.release.manifest import ATTESTATION, MANIFEST, PRIVACY, SUMS, paths, release_statement, sums
+from sluice.release.revocations import revocations
+from sluice.release.statement import REVOCATIONS_TYPE, STATEMENT_TYPE, Signer, sign
+from sluice.release.verify import check_release
 from worker import process, review_copies, workspace
 from worker.build import build, snapshot, timestamp
 from worker.charges import charges_of, require_stated
@@ -123,14 +125,14 @@ class Publisher(LeaseWorker[ReleaseLease]):
         digest = row.digest or b""
         with tempfile.TemporaryDirectory(prefix="sluice-publish-") as name:
             directory, hashes = Path(name), {}
-            for path in attest.paths(row.formats):
+            for path in paths(row.formats):
                 self._proceed(lease)
                 self.bundles.fetch(row.id, digest, path, directory / path)
                 with (directory / path).open("rb") as file:
                     hashes[path] = hashlib.file_digest(file, "sha256").hexdigest()
             small = {path: (directory / path).read_bytes() for path in (MANIFEST, PRIVACY, SUMS)}
             # Before signing: a statement about other bytes would be stored and block the right one.
-            if hashes[SUMS] != digest.hex() or small[SUMS] != attest.sums(hashes):
+            if hashes[SUMS] != digest.hex() or small[SUMS] != sums(hashes):
                 raise Failure(Fault.BUNDLE_ALTERED)
             with snapshot(self.engine) as session:
                 charges = charges_of(session, session.get_one(Job, row.job_id))
@@ -139,7 +141,7 @@ class Publisher(LeaseWorker[ReleaseLease]):
             require_stated(charges, json.loads(small[PRIVACY]))
             envelope = (row.attestation or "").encode() or self._sign(lease, hashes, small, approvals)
             # The same verification that analysts run, before anything is public.
-            checked = attest.check_release(envelope, hashes=hashes, small=small, keys=keys, revocations=None)
+            checked = check_release(envelope, hashes=hashes, small=small, keys=keys, revocations=None)
             if (checked.release, checked.bundle) != (str(row.id), digest.hex()):
                 raise Failure(Fault.BUNDLE_ALTERED)
             (directory / ATTESTATION).write_bytes(envelope)
@@ -160,13 +162,13 @@ class Publisher(LeaseWorker[ReleaseLease]):
     ) -> bytes:
         """Signs once and stores the statement before anything is public; later attempts use the same one."""
         row, manifest = lease.row, json.loads(small[MANIFEST])
-        statement = attest.release_statement(
+        statement = release_statement(
             release=str(row.id), bundle=(row.digest or b"").hex(), hashes=hashes,
             privacy=json.loads(small[PRIVACY]), code=manifest["code"],
             published_at=timestamp(datetime.now(UTC)),
             review={"reviewers": row.reviewers, "author": str(row.author_id), "approvals": approvals},
         )  # fmt: skip
-        envelope = attest.sign(statement, attest.STATEMENT_TYPE, self.signer)
+        envelope = sign(statement, STATEMENT_TYPE, self.signer)
         lease.write(attestation=envelope.decode())
         return envelope
 
@@ -176,14 +178,14 @@ class Publisher(LeaseWorker[ReleaseLease]):
         row = lease.row
         row.withdrawn_at = row.withdrawn_at or datetime.now(UTC)
         self._remove(row)
-        tombstone = attest.canonical({"kind": "sluice-withdrawn", **_list_entry(row)})
+        tombstone = canonical({"kind": "sluice-withdrawn", **_list_entry(row)})
         self.public.bury(row.id, row.digest or b"", tombstone)
         with Session(self.engine) as session, session.begin():
             lease.finish(ReleaseState.WITHDRAWN, session, withdrawn_at=row.withdrawn_at)
             self._append_list(session)
 
     def _remove(self, row: Release) -> None:
-        for path in [ATTESTATION, *sorted(attest.paths(row.formats))]:
+        for path in [ATTESTATION, *sorted(paths(row.formats))]:
             self.public.remove(row.id, row.digest or b"", path)
 
     def renew_list(self, *, own_key: bool = False) -> None:
@@ -212,8 +214,8 @@ class Publisher(LeaseWorker[ReleaseLease]):
         )
         number = session.scalars(select(func.coalesce(func.max(Revocations.number), 0))).one() + 1
         entries = [_list_entry(row) for row in session.scalars(gone)]
-        listed = attest.revocations(number, datetime.now(UTC), entries)
-        envelope = attest.sign(listed, attest.REVOCATIONS_TYPE, self.signer).decode()
+        listed = revocations(number, datetime.now(UTC), entries)
+        envelope = sign(listed, REVOCATIONS_TYPE, self.signer).decode()
         session.execute(insert(Revocations).values(number=number, envelope=envelope))
 
 

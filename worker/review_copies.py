@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from core import log
 from core.stores.public import PublicStore, review_key
 from core.tables import Release, ReleaseState, ReviewCopy
-from sluice.release import attest
+from sluice.release.manifest import paths
 from worker.lease import expired
 
 _log = log.get("review_copies")
@@ -55,7 +55,7 @@ def remove_unneeded(engine: Engine, public: PublicStore, id: uuid.UUID) -> None:
     with Session(engine) as session, session.begin():
         for copy, formats in session.execute(unneeded().where(ReviewCopy.release_id == id)).all():
             try:
-                for path in attest.paths(formats):
+                for path in paths(formats):
                     public.remove_copy(review_key(id, copy.build, copy.digest, path))
             except (BotoCoreError, ClientError) as problem:
                 _log.warning("copy_not_removed", release_id=str(id), kind=type(problem).__name__)

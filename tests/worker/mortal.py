@@ -22,7 +22,7 @@ from core.stores.bundles import Bundles
 from core.stores.public import PublicStore
 from sluice.privacy.accountant import Accountant
 from sluice.privacy.events import from_dict
-from sluice.release import attest
+from sluice.release.verify import readable
 from worker import bundle, publish, training, uploads
 from worker.lease import JobLease, LeaseWorker
 from worker.publish import Publisher, make_publisher
@@ -66,7 +66,7 @@ MOMENTS = {
         "kept": ("after", PublicStore, "put_copy"),
         "in review": ("after", publish, "build"),
         "refetched": ("before", publish, "snapshot"),
-        "signed": ("before", attest, "check_release"),
+        "signed": ("before", publish, "check_release"),
         "put": ("after", PublicStore, "put"),
         "published": ("after", Publisher, "_publish"),
         "removed": ("after", Publisher, "_remove"),
@@ -130,7 +130,7 @@ def make_worker(role):
         return trainer
     event = from_dict(json.loads(sys.argv[2]))
     for accountant in Accountant:  # cached for every child, because it takes long
-        attest.readable(accountant, event=event, delta=1e-5, relation="add_remove")
+        readable(accountant, event=event, delta=1e-5, relation="add_remove")
     publisher = make_publisher(load_settings(PublishSettings))
     publisher.beat_seconds = 0.2
     return publisher
