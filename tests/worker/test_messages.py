@@ -11,7 +11,7 @@ from psycopg.types.json import Jsonb
 
 from core.database import connect
 from core.queue import celery_app
-from sluice.release import attest
+from sluice.release.statement import SeedSigner
 from worker import publish, train
 from worker.checking import Checker
 from worker.publish import Publisher
@@ -77,7 +77,7 @@ def tasks(database, servers):
     checker = Checker(engine=engines[0], private=None, keys=None, registry=None, key=bytes(32))
     # The list of withdrawn releases is of today, signed with the key of another publisher.
     other, publisher = (
-        Publisher(engine=engines[1], bundles=None, public=None, signer=attest.SeedSigner(os.urandom(32)))
+        Publisher(engine=engines[1], bundles=None, public=None, signer=SeedSigner(os.urandom(32)))
         for _ in range(2)
     )
     other.start()

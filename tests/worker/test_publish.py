@@ -38,7 +38,10 @@ from sluice.privacy.account import cost_as_epsilon
 from sluice.privacy.accountant import epsilon
 from sluice.privacy.events import from_dict
 from sluice.privacy.relation import Relation
-from sluice.release import attest
+from sluice.release.manifest import paths, sums
+from sluice.release.revocations import ReleaseWithdrawn, open_revocations
+from sluice.release.statement import SeedSigner
+from sluice.release.verify import check_release
 from tests.worker.conftest import GSWGAN, Mortal
 from worker import sweep
 from worker.lease import MAX_ATTEMPTS, JobLease
@@ -47,7 +50,7 @@ from worker.sweep import unpublished
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMATS = ["npz", "png"]
-FILES = attest.paths(FORMATS)
+FILES = paths(FORMATS)
 OPEN = ("building", "publishing", "withdrawing")
 
 
@@ -215,16 +218,14 @@ class Desk:
     def lists(self):
         with Session(self.service) as session:
             envelopes = session.scalars(select(Revocations.envelope).order_by(Revocations.number))
-            return [attest.open_revocations(each.encode(), self.keys()) for each in envelopes]
+            return [open_revocations(each.encode(), self.keys()) for each in envelopes]
 
     def checked(self, release, listed=None):
         """What an analyst concludes from the public bucket and the published keys."""
         files = self.public(release)
         envelope = files.pop("attestation.json")
         hashes = {path: hashlib.sha256(body).hexdigest() for path, body in files.items()}
-        return attest.check_release(
-            envelope, hashes=hashes, small=files, keys=self.keys(), revocations=listed
-        )
+        return check_release(envelope, hashes=hashes, small=files, keys=self.keys(), revocations=listed)
 
 
 @pytest.fixture(scope="module")
@@ -335,7 +336,7 @@ def test_a_classifier_is_released_without_samples(desk):
     job = desk.job(job=desk.place.adaptation(), files=trained.to_files())
     release = desk.published(job=job, formats=[], count=0, seed=0)
     row, files, checked = desk.look(release), desk.public(release), desk.checked(release)
-    assert set(files) == attest.paths([]) | {"attestation.json"}
+    assert set(files) == paths([]) | {"attestation.json"}
     assert not [path for path in files if path.startswith("data/") or "synthesizer" in path]
     assert row.preview is None
     assert checked.manifest["classifier"] == trained.architecture.to_dict()
@@ -553,7 +554,7 @@ def test_a_bundle_of_an_older_version_is_still_published(desk):
         listed |= {"size": len(body), "sha256": hashlib.sha256(body).hexdigest()}
     files["manifest.json"] = json.dumps(manifest).encode()
     hashes = {path: hashlib.sha256(body).hexdigest() for path, body in files.items() if path != "SHA256SUMS"}
-    files["SHA256SUMS"] = attest.sums(hashes)
+    files["SHA256SUMS"] = sums(hashes)
     digest = hashlib.sha256(files["SHA256SUMS"]).digest()
     for path, body in files.items():
         key = f"bundles/{release}/{digest.hex()}/{path}"
@@ -630,8 +631,8 @@ def test_kill_9_while_withdrawing_and_it_is_gone_and_on_the_list(point, count, d
             "at": row.withdrawn_at.astimezone(UTC).isoformat(timespec="microseconds"),
         }
     ]  # fmt: skip
-    with pytest.raises(attest.ReleaseWithdrawn):
-        attest.check_release(
+    with pytest.raises(ReleaseWithdrawn):
+        check_release(
             row.attestation.encode(), keys=desk.keys(), revocations=lists[-1],
             **kept_in_the_vault(desk, row),
         )  # fmt: skip
@@ -890,7 +891,7 @@ def test_a_key_is_made_known_and_lists_only_grow(desk, monkeypatch):
 
 def test_a_new_key_signs_a_list_of_its_own_and_the_old_one_stays_known(desk):
     other = make_publisher(desk.settings)
-    other.signer = attest.SeedSigner(os.urandom(32))
+    other.signer = SeedSigner(os.urandom(32))
     before = desk.lists()[-1]["number"]
     other.start()
     other.engine.dispose()
@@ -899,9 +900,7 @@ def test_a_new_key_signs_a_list_of_its_own_and_the_old_one_stays_known(desk):
     with Session(desk.service) as session:
         newest = select(Revocations.envelope).order_by(Revocations.number.desc()).limit(1)
         envelope = session.scalars(newest).one().encode()
-    assert (
-        attest.open_revocations(envelope, {other.signer.key_id: other.signer.public})["number"] == before + 1
-    )
+    assert open_revocations(envelope, {other.signer.key_id: other.signer.public})["number"] == before + 1
 
 
 def test_a_statement_signed_before_the_key_was_changed_is_the_one_that_is_published(desk):
@@ -909,7 +908,7 @@ def test_a_statement_signed_before_the_key_was_changed_is_the_one_that_is_publis
     assert desk.order(release, "signed") == -signal.SIGKILL
     signed = desk.look(release).attestation
     other = make_publisher(desk.settings)
-    other.signer = attest.SeedSigner(os.urandom(32))
+    other.signer = SeedSigner(os.urandom(32))
     desk.expire(release)
     other.run(release)
     other.engine.dispose()

@@ -11,7 +11,11 @@ from sluice.client.http import Json
 from sluice.client.problems import CannotRun, NotVerified
 from sluice.client.trust import trust_for
 from sluice.privacy.problems import Problem
-from sluice.release import attest, owners
+from sluice.release import owners
+from sluice.release.manifest import ATTESTATION, MANIFEST, PRIVACY, SUMS, sums
+from sluice.release.revocations import require_current
+from sluice.release.statement import BadSignature, NotSigned
+from sluice.release.verify import BundleAltered, check_release
 
 _MAX_FILES = 100
 
@@ -32,26 +36,26 @@ def verify(
     """
     directory = Path(directory)
     hashes, contents = _read(directory)
-    if attest.ATTESTATION not in contents:
+    if ATTESTATION not in contents:
         raise NotVerified(
-            attest.NotSigned(
+            NotSigned(
                 "There is no attestation.json. A bundle that was downloaded for review is neither signed nor "
                 "published yet; download the release once it is."
             )
         )
-    envelope = contents.pop(attest.ATTESTATION)
+    envelope = contents.pop(ATTESTATION)
     try:
         [signature] = json.loads(envelope)["signatures"]
         key = str(signature["keyid"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise NotVerified(attest.BadSignature("There is no statement in attestation.json.")) from None
+        raise NotVerified(BadSignature("There is no statement in attestation.json.")) from None
     trust = trust_for(key, Path(keys) if keys else None, online=online, revocations=revocations)
     try:
-        checked = attest.check_release(
+        checked = check_release(
             envelope, hashes=hashes, small=contents, keys=trust.keys, revocations=trust.revocations
         )
         if trust.revocations is not None and not allow_expired_list:
-            attest.require_current(trust.revocations, datetime.now(UTC))
+            require_current(trust.revocations, datetime.now(UTC))
     except Problem as problem:
         raise NotVerified(problem) from None
     return {
@@ -80,12 +84,10 @@ def verify(
 def verify_reviewed(directory: Path, digest: str) -> Json:
     """Checks that a directory holds exactly the bundle with this digest, which is what an approval covers."""
     hashes, contents = _read(directory)
-    sums = contents.get(attest.SUMS, b"")
-    if hashes.get(attest.SUMS) != digest or sums != attest.sums(hashes) or attest.ATTESTATION in contents:
+    listed = contents.get(SUMS, b"")
+    if hashes.get(SUMS) != digest or listed != sums(hashes) or ATTESTATION in contents:
         raise NotVerified(
-            attest.BundleAltered(
-                f"They are not exactly the bundle {digest}; download into an empty directory."
-            )
+            BundleAltered(f"They are not exactly the bundle {digest}; download into an empty directory.")
         )
     return {"directory": str(directory), "bundle": digest, "signed": False, "published": False}
 
@@ -109,10 +111,10 @@ def _read(directory: Path) -> tuple[dict[str, str], dict[str, bytes]]:
         for path in paths[:_MAX_FILES]:
             name = path.relative_to(directory).as_posix()
             if path.is_symlink() or not path.is_file():
-                raise NotVerified(attest.BundleAltered(f"{name} is not a file.", paths=[name]))
-            if name in (attest.ATTESTATION, attest.MANIFEST, attest.PRIVACY, attest.SUMS):
+                raise NotVerified(BundleAltered(f"{name} is not a file.", paths=[name]))
+            if name in (ATTESTATION, MANIFEST, PRIVACY, SUMS):
                 contents[name] = path.read_bytes()
-            if name != attest.ATTESTATION:
+            if name != ATTESTATION:
                 with path.open("rb") as file:
                     hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as problem:
