@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from sluice.cli.connection import Out, connected, json_lines, output, show_export, table_of, when, write_lines
 from sluice.client.problems import CannotRun
@@ -20,15 +21,11 @@ app = typer.Typer(no_args_is_help=True, help="Who did, read or downloaded what (
 
 _FORMATS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"]
 _FILTERS: "dict[str, Any]" = {
-    "person": Annotated[str | None, typer.Option(help="Name or id of a person.")],
-    "action": Annotated[
-        str | None, typer.Option(help="Part of an action, such as download or 'DELETE /v1/datasets'.")
-    ],
-    "object": Annotated[str | None, typer.Option(help="Id of the object acted on, or the name of a file.")],
-    "since": Annotated[datetime | None, typer.Option(formats=_FORMATS, help="Earliest time, local.")],
-    "until": Annotated[
-        datetime | None, typer.Option(formats=_FORMATS, help="End of the period, exclusive, local.")
-    ],
+    "person": Annotated[str | None, Option(help="Name or id of a person.")],
+    "action": Annotated[str | None, Option(help="Part of an action, such as download or 'DELETE /v1'.")],
+    "object": Annotated[str | None, Option(help="Id of the object acted on, or the name of a file.")],
+    "since": Annotated[datetime | None, Option(formats=_FORMATS, help="Earliest time, local.")],
+    "until": Annotated[datetime | None, Option(formats=_FORMATS, help="Latest time, exclusive, local.")],
 }
 
 
@@ -66,7 +63,7 @@ show_rows = table_of({
 def show(
     service: "Sluice",
     filters: "Json",
-    last: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 50,
+    last: Annotated[int, Option(min=1, help="Maximum number of rows.")] = 50,
 ) -> "list[Json]":
     """Print rows, newest first."""
     return list(islice(service.audit_log(**filters), last))
@@ -103,12 +100,8 @@ def show_verdict(verdict: "Json") -> None:
 @connected(show_verdict, ok=lambda verdict: bool(verdict["ok"]))
 def verify(
     service: "Sluice",
-    file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="An export; default: the service.")
-    ] = None,
-    head: Annotated[
-        str | None, typer.Option(help="Digest printed by an earlier verify; it must still be in the log.")
-    ] = None,
+    file: Annotated[Path | None, Argument(metavar="[FILE]", help="An export; default: the service.")] = None,
+    head: Annotated[str | None, Option(help="Digest of an earlier verify; it must be in the log.")] = None,
 ) -> "Json":
     """Fetch all rows and recompute their hash chain here; exit code 1 names the first broken row."""
     from sluice.release.audit_log import check

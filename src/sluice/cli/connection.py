@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from sluice.client.config import save, saved
 from sluice.client.problems import CannotRun, Refused, UnexpectedAnswer
@@ -20,14 +21,12 @@ if TYPE_CHECKING:
     from sluice.client.api import Json, Sluice
 
 Url = Annotated[
-    str | None, typer.Option("--url", envvar="SLUICE_URL", help="Address of the service.", show_default=False)
+    str | None, Option("--url", envvar="SLUICE_URL", help="Address of the service.", show_default=False)
 ]
-Key = Annotated[
-    str | None, typer.Option("--key", envvar="SLUICE_KEY", help="Your API key.", show_default=False)
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON with stable keys.")]
-Out = Annotated[Path | None, typer.Option("--out", help="File to write; standard output by default.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, help="Maximum number of rows, newest first.")]
+Key = Annotated[str | None, Option("--key", envvar="SLUICE_KEY", help="Your API key.", show_default=False)]
+AsJson = Annotated[bool, Option("--json", help="Print JSON with stable keys.")]
+Out = Annotated[Path | None, Option("--out", help="File to write; standard output by default.")]
+Limit = Annotated[int, Option("--limit", min=1, help="Maximum number of rows, newest first.")]
 
 INVITATION_PREFIX = "sli_"
 

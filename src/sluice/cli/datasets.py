@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from sluice.cli.connection import Limit, bar, connected, output, print_fields, table_of
 from sluice.cli.quote import RelationName, image_size
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Private datasets: declare, upload, show, delete.")
 
-Id = Annotated[str, typer.Argument(metavar="DATASET", help="Id of a dataset.")]
-File = Annotated[Path, typer.Argument(help="File with the records: npz, zip, IDX gz, CSV or Parquet.")]
-Detach = Annotated[bool, typer.Option("--detach", help="Do not wait until the file is checked.")]
+Id = Annotated[str, Argument(metavar="DATASET", help="Id of a dataset.")]
+File = Annotated[Path, Argument(help="File with the records: npz, zip, IDX gz, CSV or Parquet.")]
+Detach = Annotated[bool, Option("--detach", help="Do not wait until the file is checked.")]
 
 
 def show_one(dataset: "Json") -> None:
@@ -95,35 +96,21 @@ def _not_rejected(dataset: "Json") -> bool:
 def add(
     service: "Sluice",
     file: File,
-    name: Annotated[str, typer.Option(help="Name of the dataset.")],
+    name: Annotated[str, Option(help="Name of the dataset.")],
     records: Annotated[
         int,
-        typer.Option(
-            help="Approximate record count. It is published, so give a round figure, not the exact count."
-        ),
+        Option(help="Approximate record count. It is published: give a round figure, not the exact count."),
     ],
-    epsilon: Annotated[float, typer.Option(help="Epsilon of the budget.")],
-    delta: Annotated[float, typer.Option(help="Delta of the budget, e.g. 1e-5.")],
-    schema: Annotated[
-        Path | None,
-        typer.Option(help="JSON file that declares columns with bounds and categories, or images."),
-    ] = None,
-    image: Annotated[
-        str | None, typer.Option(help="Instead of --schema: HEIGHTxWIDTH or HEIGHTxWIDTHx3.")
-    ] = None,
-    classes: Annotated[
-        str | None, typer.Option(help="With --image: names of the classes, separated by commas.")
-    ] = None,
-    relation: Annotated[RelationName, typer.Option(help="Neighbouring relation.")] = RelationName.ADD_REMOVE,
-    order: Annotated[
-        int | None, typer.Option(help="Rényi order of the account; chosen automatically by default.")
-    ] = None,
-    parent: Annotated[
-        str | None, typer.Option(help="Id of a dataset with the same people; both share one budget.")
-    ] = None,
+    epsilon: Annotated[float, Option(help="Epsilon of the budget.")],
+    delta: Annotated[float, Option(help="Delta of the budget, e.g. 1e-5.")],
+    schema: Annotated[Path | None, Option(help="JSON file that declares columns or images.")] = None,
+    image: Annotated[str | None, Option(help="Instead of --schema: HEIGHTxWIDTH or HEIGHTxWIDTHx3.")] = None,
+    classes: Annotated[str | None, Option(help="With --image: class names, separated by commas.")] = None,
+    relation: Annotated[RelationName, Option(help="Neighbouring relation.")] = RelationName.ADD_REMOVE,
+    order: Annotated[int | None, Option(help="Rényi order of the account; automatic by default.")] = None,
+    parent: Annotated[str | None, Option(help="Dataset with the same people, to share its budget.")] = None,
     public: Annotated[
-        bool,
-        typer.Option("--public", help="Declare the records public: they can be the source of jobs."),
+        bool, Option("--public", help="The records are public: jobs may use them as source.")
     ] = False,
     detach: Detach = False,
 ) -> "Json":
@@ -156,7 +143,7 @@ def upload(service: "Sluice", id: Id, file: File, detach: Detach = False) -> "Js
 @connected(show_many)
 def list_datasets(
     service: "Sluice",
-    state: Annotated[str | None, typer.Option(help="Only datasets in this state, such as held.")] = None,
+    state: Annotated[str | None, Option(help="Only datasets in this state, such as held.")] = None,
     limit: Limit = 50,
 ) -> "list[Json]":
     """List your datasets, newest first; an admin sees all."""
@@ -168,16 +155,12 @@ def list_datasets(
 def review(
     service: "Sluice",
     id: Id,
-    reason: Annotated[str, typer.Option(help="Reason; stored permanently and shown to the owner.")],
-    accept: Annotated[
-        bool,
-        typer.Option("--accept", help="Other people than in existing datasets: it gets a budget of its own."),
-    ] = False,
+    reason: Annotated[str, Option(help="Reason; stored permanently and shown to the owner.")],
+    accept: Annotated[bool, Option("--accept", help="Other people: a budget of its own.")] = False,
     join: Annotated[
-        str | None,
-        typer.Option(metavar="ACCOUNT", help="The same people as in this account: it is charged there."),
+        str | None, Option(metavar="ACCOUNT", help="The same people: the account to charge.")
     ] = None,
-    reject: Annotated[bool, typer.Option("--reject", help="Refuse the dataset.")] = False,
+    reject: Annotated[bool, Option("--reject", help="Refuse the dataset.")] = False,
 ) -> "Json":
     """Decide about a held dataset (admins). `sluice datasets list --state held` lists them."""
     if accept + reject + (join is not None) != 1:
@@ -208,12 +191,8 @@ def show_deleted(dataset: "Json") -> None:
 def delete(
     service: "Sluice",
     id: Id,
-    reason: Annotated[
-        str | None, typer.Option(help="Reason; required from admins and shown to the owner.")
-    ] = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Do not wait until its bytes are removed.")
-    ] = False,
+    reason: Annotated[str | None, Option(help="Reason; required from admins, shown to the owner.")] = None,
+    detach: Annotated[bool, Option("--detach", help="Do not wait for the removal.")] = False,
 ) -> "Json":
     """Delete a dataset and its file, and wait up to a minute until its bytes are removed.
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from sluice.cli.connection import connected, output, table_of
 from sluice.client.problems import CannotRun
@@ -24,9 +25,9 @@ class RoleName(StrEnum):
     ANALYST = "analyst"
 
 
-Who = Annotated[str, typer.Argument(metavar="PERSON", help="Name or id of a person.")]
-OptionalPerson = Annotated[str | None, typer.Argument(metavar="[PERSON]", help="Name or id of a person.")]
-InvitationId = Annotated[str, typer.Argument(metavar="INVITATION", help="Id of an invitation.")]
+Who = Annotated[str, Argument(metavar="PERSON", help="Name or id of a person.")]
+OptionalPerson = Annotated[str | None, Argument(metavar="[PERSON]", help="Name or id of a person.")]
+InvitationId = Annotated[str, Argument(metavar="INVITATION", help="Id of an invitation.")]
 
 
 def id_of(service: "Sluice", name: str) -> str:
@@ -96,8 +97,8 @@ def show_added(person: "Json") -> None:
 @connected(show_added)
 def add_person(
     service: "Sluice",
-    name: Annotated[str, typer.Argument(help="Letters, digits, . _ @ -; stays in the ledger permanently.")],
-    role: Annotated[RoleName, typer.Option(help="What this person may do.")],
+    name: Annotated[str, Argument(help="Letters, digits, . _ @ -; stays in the ledger permanently.")],
+    role: Annotated[RoleName, Option(help="What this person may do.")],
 ) -> "Json":
     """Add a person and print an invitation, from which they create a key that only they know."""
     return service.add_person(name=name, role=role.value)
@@ -150,8 +151,8 @@ def disable(service: "Sluice", person: Who) -> "Json":
 @connected(show_new_key)
 def add_key(
     service: "Sluice",
-    label: Annotated[str, typer.Option(help="Where it is used, to recognise it later.")] = "key",
-    days: Annotated[int, typer.Option(min=1, max=3650, help="Days until it expires.")] = 365,
+    label: Annotated[str, Option(help="Where it is used, to recognise it later.")] = "key",
+    days: Annotated[int, Option(min=1, max=3650, help="Days until it expires.")] = 365,
 ) -> "Json":
     """Create another key for you; it is shown only once."""
     return service.add_key(label=label, days=days)
@@ -166,9 +167,7 @@ def list_keys(service: "Sluice", person: OptionalPerson = None) -> "list[Json]":
 
 @app.command("revoke")
 @connected(lambda result: output().print(f"key {result['revoked']} revoked"))
-def revoke(
-    service: "Sluice", id: Annotated[str, typer.Argument(metavar="KEY", help="Id of a key.")]
-) -> "Json":
+def revoke(service: "Sluice", id: Annotated[str, Argument(metavar="KEY", help="Id of a key.")]) -> "Json":
     """Revoke a key of yours at once; admins may revoke anybody's."""
     service.revoke_key(id)
     return {"revoked": id}

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from sluice.cli.connection import Out, connected, json_lines, output, show_export, table_of, write_lines
 from sluice.client.problems import CannotRun
@@ -21,8 +22,8 @@ class FormatName(StrEnum):
     JSON = "json"
 
 
-Id = Annotated[str, typer.Argument(metavar="ACCOUNT", help="Id of an account.")]
-GrantId = Annotated[str, typer.Argument(metavar="GRANT", help="Id of a proposal.")]
+Id = Annotated[str, Argument(metavar="ACCOUNT", help="Id of an account.")]
+GrantId = Annotated[str, Argument(metavar="GRANT", help="Id of a proposal.")]
 
 
 def _units(cost: int) -> str:
@@ -68,11 +69,9 @@ def show_account(shown: Any) -> None:
 @connected(show_account)
 def show(
     service: "Sluice",
-    account: Annotated[
-        str | None, typer.Argument(metavar="ACCOUNT", help="Show this account with its rows.")
-    ] = None,
+    account: Annotated[str | None, Argument(metavar="ACCOUNT", help="Show it with its rows.")] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="Show the account that this dataset is charged to; curators may, too.")
+        str | None, Option(help="Show the account of this dataset; also for curators.")
     ] = None,
 ) -> Any:
     """Show every account, or one with all its rows."""
@@ -93,9 +92,7 @@ def export(
     service: "Sluice",
     account: Id,
     to: Out = None,
-    format: Annotated[
-        FormatName, typer.Option(help="csv for spreadsheets, json to verify it later.")
-    ] = FormatName.CSV,
+    format: Annotated[FormatName, Option(help="json can be verified later.")] = FormatName.CSV,
 ) -> "Json | None":
     """Write all rows of an account to a file."""
     if format is FormatName.CSV:
@@ -214,16 +211,9 @@ def show_verdicts(verdicts: "list[Json]") -> None:
 @connected(show_verdicts, ok=lambda verdicts: all(verdict["ok"] for verdict in verdicts))
 def verify(
     service: "Sluice",
-    account: Annotated[
-        str | None, typer.Argument(metavar="ACCOUNT", help="Verify this account; all by default.")
-    ] = None,
-    head: Annotated[
-        str | None,
-        typer.Option(help="Digest known from elsewhere, such as a release; the chain must contain it."),
-    ] = None,
-    reprice: Annotated[
-        bool, typer.Option("--reprice", help="Also recompute each cost from its event.")
-    ] = False,
+    account: Annotated[str | None, Argument(metavar="ACCOUNT", help="Account; default: all.")] = None,
+    head: Annotated[str | None, Option(help="Digest that the chain must contain, e.g. of a release.")] = None,
+    reprice: Annotated[bool, Option("--reprice", help="Also recompute costs from events.")] = False,
 ) -> "list[Json]":
     """Fetch all rows and recompute hash chain and balance here; exit code 1 names the first broken row."""
     if head is not None and account is None:
@@ -237,8 +227,8 @@ def verify(
 def grant(
     service: "Sluice",
     account: Id,
-    epsilon: Annotated[float, typer.Option(help="New, larger epsilon of the account.")],
-    reason: Annotated[str, typer.Option(help="Reason; stays in the ledger permanently.")],
+    epsilon: Annotated[float, Option(help="New, larger epsilon of the account.")],
+    reason: Annotated[str, Option(help="Reason; stays in the ledger permanently.")],
 ) -> "Json":
     """Propose a larger budget; another person has to confirm it."""
     return service.propose_grant(account, epsilon=epsilon, reason=reason)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from sluice.cli import verify as verifying
 from sluice.cli.connection import (
@@ -47,9 +48,9 @@ class FormatName(StrEnum):
     PNG = "png"
 
 
-Id = Annotated[str, typer.Argument(metavar="RELEASE", help="Id or name of a release.")]
-Detach = Annotated[bool, typer.Option("--detach", help="Do not wait until it is done.")]
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory a release was downloaded to.")]
+Id = Annotated[str, Argument(metavar="RELEASE", help="Id or name of a release.")]
+Detach = Annotated[bool, Option("--detach", help="Do not wait until it is done.")]
+Directory = Annotated[Path, Argument(metavar="DIR", help="Directory a release was downloaded to.")]
 
 
 def show_one(release: "Json") -> None:
@@ -126,22 +127,17 @@ def _built(service: "Sluice", id: str) -> "Json":
 @connected(show_one, ok=_not_failed)
 def create(
     service: "Sluice",
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Id of a trained job of yours.")],
-    name: Annotated[str, typer.Option(help="Name of the release; public.")],
-    note: Annotated[str, typer.Option(help="Description; public.")] = "",
-    licence: Annotated[str, typer.Option(help="Licence.")] = "CC-BY-4.0",
-    count: Annotated[
-        int | None, typer.Option(help="Number of samples, 10,000 by default. They cost no epsilon.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the samples; public. Random by default.")] = None,
+    job: Annotated[str, Argument(metavar="JOB", help="Id of a trained job of yours.")],
+    name: Annotated[str, Option(help="Name of the release; public.")],
+    note: Annotated[str, Option(help="Description; public.")] = "",
+    licence: Annotated[str, Option(help="Licence.")] = "CC-BY-4.0",
+    count: Annotated[int | None, Option(help="Number of samples, 10,000 by default; no extra cost.")] = None,
+    seed: Annotated[int | None, Option(help="Seed of the samples; public. Random by default.")] = None,
     format: Annotated[
-        list[FormatName] | None,
-        typer.Option(help="Format of the samples; may be repeated. parquet and npz by default."),
+        list[FormatName] | None, Option(help="May be repeated; parquet and npz by default.")
     ] = None,
-    audience: Annotated[AudienceName, typer.Option(help="Who may download it.")] = AudienceName.GRANTED,
-    supersedes: Annotated[
-        str | None, typer.Option(help="Id or name of the release that this one replaces.")
-    ] = None,
+    audience: Annotated[AudienceName, Option(help="Who may download it.")] = AudienceName.GRANTED,
+    supersedes: Annotated[str | None, Option(help="Id or name of the release it replaces.")] = None,
     detach: Detach = False,
 ) -> "Json":
     """Build a bundle from a trained job for review: samples, synthesizer and privacy statement."""
@@ -159,8 +155,8 @@ def create(
 @connected(show_many)
 def list_releases(
     service: "Sluice",
-    search: Annotated[str | None, typer.Option(help="Words in name or note.")] = None,
-    state: Annotated[str | None, typer.Option(help="Only releases in this state, such as published.")] = None,
+    search: Annotated[str | None, Option(help="Words in name or note.")] = None,
+    state: Annotated[str | None, Option(help="Only releases in this state, such as published.")] = None,
     limit: Limit = 50,
 ) -> "list[Json]":
     """List the releases you may see, newest first."""
@@ -172,9 +168,7 @@ def list_releases(
 def show(
     service: "Sluice",
     release: Id,
-    preview: Annotated[
-        Path | None, typer.Option(help="Also write a picture of some samples to this file.")
-    ] = None,
+    preview: Annotated[Path | None, Option(help="File for a picture of some samples.")] = None,
 ) -> "Json":
     """Show one release: state, cost, the digest to approve."""
     view = service.release(release).view
@@ -229,8 +223,8 @@ def review(service: "Sluice", release: Id) -> "Json":
 def approve(
     service: "Sluice",
     release: Id,
-    digest: Annotated[str, typer.Option(help="Digest of the bundle you reviewed, as `show` prints it.")],
-    note: Annotated[str, typer.Option(help="Comment shown to other reviewers.")] = "",
+    digest: Annotated[str, Option(help="Digest of the bundle you reviewed, as `show` prints it.")],
+    note: Annotated[str, Option(help="Comment shown to other reviewers.")] = "",
 ) -> "Json":
     """Approve the bundle with this digest; its author cannot."""
     return service.approve(_release_id(service, release), digest, note)
@@ -264,7 +258,7 @@ def publish(service: "Sluice", release: Id, detach: Detach = False) -> "Json":
 def withdraw(
     service: "Sluice",
     release: Id,
-    reason: Annotated[str, typer.Option(help="Reason; public and permanent.")],
+    reason: Annotated[str, Option(help="Reason; public and permanent.")],
     detach: Detach = False,
 ) -> "Json":
     """Withdraw a release: its files are removed and the signed list names it. Its cost stays charged."""
@@ -280,7 +274,7 @@ def grant(
     service: "Sluice",
     release: Id,
     person: Who,
-    remove: Annotated[bool, typer.Option("--remove", help="Revoke the grant instead.")] = False,
+    remove: Annotated[bool, Option("--remove", help="Revoke the grant instead.")] = False,
 ) -> "Json":
     """Grant a person access to a release that is not for everyone. Names work for admins, ids for all."""
     id, who = _release_id(service, release), id_of(service, person)
@@ -293,13 +287,8 @@ def grant(
 def download(
     service: "Sluice",
     release: Id,
-    to: Annotated[
-        Path | None,
-        typer.Argument(metavar="DIR", help="Target directory; by default the name of the release."),
-    ] = None,
-    review: Annotated[
-        bool, typer.Option("--review", help="Download the bundle under review, for those who may approve it.")
-    ] = False,
+    to: Annotated[Path | None, Argument(metavar="DIR", help="Default: the name of the release.")] = None,
+    review: Annotated[bool, Option("--review", help="Download the bundle under review.")] = False,
 ) -> "Json":
     """Download a published release and verify it. An interrupted download is resumed.
 
@@ -328,10 +317,10 @@ def needs_client_extra() -> Iterator[None]:
 @app.command()
 def sample(
     directory: Directory,
-    to: Annotated[Path, typer.Option("--out", help="File to write: x and y as .npz.")] = Path("samples.npz"),
-    count: Annotated[int, typer.Option(min=1, max=10_000_000, help="Number of samples.")] = 1000,
-    label: Annotated[str | None, typer.Option(help="Sample only this class, by name or number.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same samples.")] = 0,
+    to: Annotated[Path, Option("--out", help="File to write: x and y as .npz.")] = Path("samples.npz"),
+    count: Annotated[int, Option(min=1, max=10_000_000, help="Number of samples.")] = 1000,
+    label: Annotated[str | None, Option(help="Sample only this class, by name or number.")] = None,
+    seed: Annotated[int, Option(min=0, help="The same seed gives the same samples.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Generate more samples from a downloaded release, on this machine. They cost no epsilon."""
@@ -362,10 +351,8 @@ def sample(
 @app.command()
 def classify(
     directory: Directory,
-    images: Annotated[Path, typer.Argument(metavar="FILE", help="An .npz file with images as x.")],
-    to: Annotated[Path, typer.Option("--out", help="File to write, one line per image.")] = Path(
-        "labels.csv"
-    ),
+    images: Annotated[Path, Argument(metavar="FILE", help="An .npz file with images as x.")],
+    to: Annotated[Path, Option("--out", help="File to write, one line per image.")] = Path("labels.csv"),
     as_json: AsJson = False,
 ) -> None:
     """Classify images with a downloaded classifier, on this machine."""

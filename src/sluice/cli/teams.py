@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from sluice.cli.connection import connected, table_of
 from sluice.cli.keys import Who, id_of, show_people
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Teams: people who share datasets and reviews (admins).")
 
-Name = Annotated[str, typer.Argument(metavar="TEAM", help="Name of a team.")]
+Name = Annotated[str, Argument(metavar="TEAM", help="Name of a team.")]
 
 
 def _team_id(service: "Sluice", name: str) -> str:
@@ -62,11 +63,9 @@ def list_teams(service: "Sluice") -> "list[Json]":
 def quota(
     service: "Sluice",
     team: Name,
-    bytes: Annotated[
-        int | None, typer.Option(min=0, help="Total size of its datasets, until they are removed.")
-    ] = None,
-    jobs: Annotated[int | None, typer.Option(min=0, help="Jobs that wait or run at once.")] = None,
-    job_seconds: Annotated[int | None, typer.Option(min=1, help="Longest time one job may run.")] = None,
+    bytes: Annotated[int | None, Option(min=0, help="Total size of its datasets.")] = None,
+    jobs: Annotated[int | None, Option(min=0, help="Jobs that wait or run at once.")] = None,
+    job_seconds: Annotated[int | None, Option(min=1, help="Longest time one job may run.")] = None,
 ) -> "Json":
     """Set what a team may use. An option that is left out means the default of the site."""
     quotas = {"bytes": bytes, "jobs": jobs, "job_seconds": job_seconds}
@@ -78,12 +77,8 @@ def quota(
 def move(
     service: "Sluice",
     person: Who,
-    team: Annotated[
-        str | None, typer.Argument(metavar="[TEAM]", help="Name of a team; no team if left out.")
-    ] = None,
-    datasets: Annotated[
-        bool, typer.Option("--datasets", help="Also move their datasets that belong to no team.")
-    ] = False,
+    team: Annotated[str | None, Argument(metavar="[TEAM]", help="Name of a team; default: none.")] = None,
+    datasets: Annotated[bool, Option("--datasets", help="Also their datasets that have no team.")] = False,
 ) -> "Json":
     """Put a person into a team or none. What they registered in a team stays with that team."""
     id = id_of(service, person)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from sluice.cli.connection import AsJson, print_fields, print_result
 from sluice.cli.jobs import readings
@@ -63,20 +63,17 @@ def show(result: "Json") -> None:
 
 
 def command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory a release was downloaded to.")],
+    directory: Annotated[Path, Argument(metavar="DIR", help="Directory a release was downloaded to.")],
     key: Annotated[
-        Path | None, typer.Option(help="File with the keys to trust: the service's JSON, PEM or base64.")
+        Path | None, Option(help="File with keys to trust: JSON of a service, PEM, base64.")
     ] = None,
     revocations: Annotated[
-        Path | None, typer.Option(help="File with a list of withdrawn releases, instead of fetching one.")
+        Path | None, Option(help="File with the list of withdrawn releases to use.")
     ] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Fetch nothing from the network.")] = False,
+    offline: Annotated[bool, Option("--offline", help="Fetch nothing from the network.")] = False,
     allow_expired_list: Annotated[
         bool,
-        typer.Option(
-            "--allow-expired-list",
-            help="Accept an expired list of withdrawn releases, which lacks later withdrawals.",
-        ),
+        Option("--allow-expired-list", help="Accept an expired list, which lacks later withdrawals."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
