@@ -13,7 +13,7 @@ from local.demo import Demo, Settings
 from local.ports import free_port, port_is_free
 from sluice.client.problems import Refused
 from sluice.client.release import Release
-from tests.e2e.driving import PATIENCE, SLUICE, plain_environment, survivors
+from tests.e2e.driving import PATIENCE, SLUICE, plain_environment, survivors, wait_for
 
 TINY = Settings(images=300, samples=120, epsilon=10, method="dpgan", options={"batch": 30, "steps": 5})
 
@@ -31,7 +31,7 @@ def test_from_nothing_to_a_verified_release(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "200")
     with Demo(TINY, port=free_port(), keep=tmp_path / "demo") as demo:
         demo.start()
-        assert set(demo.stack.health().values()) == {"ok"}
+        wait_for(lambda: set(demo.stack.health().values()) == {"ok"})
 
         demo.register()
         assert demo.dataset["state"] == "ready"
