@@ -21,7 +21,7 @@ class Recipe:
             value = getattr(self, item.name)
             if isinstance(value, list):
                 object.__setattr__(self, item.name, value := tuple(value))
-            check(item.name, item.metadata["allows"](value))
+            check(item.name, "allows" not in item.metadata or item.metadata["allows"](value))
 
     @classmethod
     def for_device(cls, device: str) -> Self:
