@@ -33,16 +33,7 @@ from service.deps import find_row
 from service.jobs.actions import find as find_job
 from service.jobs.actions import require_synthesizer
 from service.jobs.schemas import Readings
-from service.releases.schemas import (
-    ApprovalView,
-    DatasetCard,
-    Download,
-    Downloads,
-    NewRelease,
-    ReleaseView,
-    ReviewedJob,
-    ReviewView,
-)
+from service.releases import schemas
 from sluice.methods import Output, find_method
 
 ATTESTATION = "attestation.json"
@@ -98,17 +89,17 @@ def find(session: Session, principal: Principal, id: uuid.UUID) -> Release:
     return find_row(session, visible(principal).where(Release.id == id), "release")
 
 
-def view_all(session: Session, principal: Principal, rows: Sequence[Release]) -> list[ReleaseView]:
+def view_all(session: Session, principal: Principal, rows: Sequence[Release]) -> list[schemas.ReleaseView]:
     """Releases as this person may see them; approvals only for those who work on the release."""
     worked_on = select(Release.id).where(Release.id.in_([row.id for row in rows]), works_on(principal))
-    approvals: dict[uuid.UUID, list[ApprovalView]] = {id: [] for id in session.scalars(worked_on)}
+    approvals: dict[uuid.UUID, list[schemas.ApprovalView]] = {id: [] for id in session.scalars(worked_on)}
     query = select(Approval).where(Approval.release_id.in_(approvals)).order_by(Approval.at)
     for row in session.scalars(query):
-        approvals[row.release_id].append(ApprovalView.from_row(row, digest=row.digest.hex()))
-    return [ReleaseView.of(row, approvals.get(row.id)) for row in rows]
+        approvals[row.release_id].append(schemas.ApprovalView.from_row(row, digest=row.digest.hex()))
+    return [schemas.ReleaseView.of(row, approvals.get(row.id)) for row in rows]
 
 
-def draft(session: Session, principal: Principal, body: NewRelease, *, reviewers: int) -> Release:
+def draft(session: Session, principal: Principal, body: schemas.NewRelease, *, reviewers: int) -> Release:
     """Requests a bundle. Sampling is post-processing and costs no budget, however often it is done."""
     require_ledger_in_sync(session)  # a release must not omit a charge that a restored database lacks
     job = find_job(session, principal, body.job)
@@ -133,11 +124,11 @@ def draft(session: Session, principal: Principal, body: NewRelease, *, reviewers
     return row
 
 
-def review(session: Session, principal: Principal, id: uuid.UUID) -> ReviewView:
+def review(session: Session, principal: Principal, id: uuid.UUID) -> schemas.ReviewView:
     """The origin of a release for its reviewers: declared facts and costs, nothing measured on records."""
     row = _find_to_review(session, principal, id)
     jobs = [_reviewed_job(session, job) for job in _with_earlier(session, row.job_id)]
-    return ReviewView.from_row(
+    return schemas.ReviewView.from_row(
         row, release=row.id, author=session.get_one(Person, row.author_id).name,
         digest=row.digest.hex() if row.digest else None, job=jobs[0], earlier=jobs[1:],
     )  # fmt: skip
@@ -151,13 +142,13 @@ def _with_earlier(session: Session, id: uuid.UUID | None) -> Iterator[Job]:
         id = job.after_id
 
 
-def _reviewed_job(session: Session, job: Job) -> ReviewedJob:
-    def card(id: uuid.UUID) -> DatasetCard:
+def _reviewed_job(session: Session, job: Job) -> schemas.ReviewedJob:
+    def card(id: uuid.UUID) -> schemas.DatasetCard:
         dataset = session.get_one(Dataset, id)
         account = session.get_one(Account, dataset.account_id)
-        return DatasetCard.of(dataset, account, session.get_one(Person, dataset.owner_id).name)
+        return schemas.DatasetCard.of(dataset, account, session.get_one(Person, dataset.owner_id).name)
 
-    return ReviewedJob.from_row(
+    return schemas.ReviewedJob.from_row(
         job, epsilon=Readings.model_validate(job.readings), dataset=card(job.dataset_id),
         source=card(job.source_id) if job.source_id else None,
     )  # fmt: skip
@@ -255,7 +246,7 @@ def preview(session: Session, principal: Principal, id: uuid.UUID) -> bytes:
 
 def downloads(
     session: Session, principal: Principal, id: uuid.UUID, paths: list[str], signer: DownloadSigner
-) -> Downloads:
+) -> schemas.Downloads:
     """Signed URLs of these files of a published release."""
     row = _require_not_withdrawn(find(session, principal, id))
     if row.state not in PUBLISHED or row.digest is None:
@@ -269,7 +260,7 @@ def downloads(
 
 def review_downloads(
     session: Session, principal: Principal, id: uuid.UUID, paths: list[str], signer: DownloadSigner
-) -> Downloads:
+) -> schemas.Downloads:
     """Signed URLs of files of the bundle under review: the bytes that the digest covers.
 
     They are samples of a model whose training was charged, so reading them costs no budget.
@@ -285,11 +276,11 @@ def review_downloads(
 
 def _sign(
     files: dict[str, dict[str, Any]], paths: list[str], signer: DownloadSigner, key: Callable[[str], str]
-) -> Downloads:
+) -> schemas.Downloads:
     if unknown := [path for path in paths if path not in files]:
         raise NotFound(f"{len(unknown)} of the paths are not files of this release.")
-    signed = [Download(**files[path], url=signer.sign_download(key(path))) for path in paths]
-    return Downloads(files=signed, expires_in=SIGNED_SECONDS)
+    signed = [schemas.Download(**files[path], url=signer.sign_download(key(path))) for path in paths]
+    return schemas.Downloads(files=signed, expires_in=SIGNED_SECONDS)
 
 
 def _require_not_withdrawn(row: Release) -> Release:

@@ -1,4 +1,4 @@
-"""The audit log: every request of a person leaves a row first, and no row can be changed unnoticed."""
+"""The audit log: a row is written before each request runs, and changes to rows are detected."""
 
 import json
 import uuid

@@ -1,4 +1,4 @@
-"""Budgets: seen, exported, read again, raised by two people, and shut when the ledger may have forgotten."""
+"""Budgets: views, export, recomputation, grants by two people, refusal while the ledger is out of sync."""
 
 import csv
 import io

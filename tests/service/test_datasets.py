@@ -1,4 +1,4 @@
-"""Datasets: declared, uploaded straight to the store, sealed, and never given a second budget."""
+"""Datasets: registration, upload to the store, sealing, deletion, and one budget per content."""
 
 import base64
 import hashlib
@@ -25,7 +25,7 @@ PART = 5 << 20  # the least a part may have on AWS, but the last
 
 
 def stored(house: House, id: str) -> bytes:
-    """What lies in the private bucket, as the private side would read it."""
+    """Reads the private bucket as the train worker does."""
     with closing(_reader(house)) as client:
         [(key,)] = house.sql("SELECT object_key FROM datasets WHERE id = %s", id)
         return client.get_object(Bucket="sluice-private", Key=key)["Body"].read()

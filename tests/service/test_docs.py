@@ -1,4 +1,4 @@
-"""docs/api.md says what the service does: every route and every problem, and no others."""
+"""docs/api.md lists every route and every problem of the service, and no others."""
 
 import re
 

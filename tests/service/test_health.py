@@ -1,4 +1,4 @@
-"""The service says whether it lives and has what it needs, and every error has a name."""
+"""Liveness, readiness, and the form of error responses."""
 
 import pytest
 from pydantic import BaseModel

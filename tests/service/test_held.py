@@ -1,4 +1,4 @@
-"""Datasets that wait for a second person: known records, large budgets, public declarations."""
+"""Datasets held for an admin's decision: shared records, large budgets, public declarations."""
 
 import os
 import uuid

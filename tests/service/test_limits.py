@@ -1,4 +1,4 @@
-"""Limits, and what never comes back or stays behind: input, names, keys."""
+"""Request limits; responses echo no input; logs and metrics contain no names and no keys."""
 
 import io
 import json

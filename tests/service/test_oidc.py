@@ -1,4 +1,4 @@
-"""Single sign-on: tokens of a real issuer on a real port, good ones and forged ones."""
+"""Single sign-on with valid and forged tokens of an issuer on a local port."""
 
 import base64
 import hashlib

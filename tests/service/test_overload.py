@@ -1,4 +1,4 @@
-"""Many callers at once: health answers, connections come back, a storm is answered or refused at once."""
+"""Many concurrent requests: health checks answer, connections are returned, excess requests are refused."""
 
 import asyncio
 import gc
@@ -46,7 +46,7 @@ def at_once(who: Caller | httpx.Client, requests: list[tuple[str, str]], **optio
 
 
 def wait_until(true) -> None:
-    """For a state that a server reaches by itself; a minute is for busy machines and no part of the test."""
+    """Waits for a state that the server reaches by itself; the limit only ends a hanging test."""
     deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline
@@ -59,7 +59,7 @@ def connections(house: House) -> int:
 
 @contextmanager
 def held_up(monkeypatch) -> Iterator[tuple[list[int], threading.Event]]:
-    """Makes `GET /v1/me` stop, with its connection in hand, until the event is set; lists those stopped."""
+    """Blocks `GET /v1/me`, holding its connection, until the event is set; lists the blocked requests."""
     stopped, go, of = [], threading.Event(), PersonView.of
     monkeypatch.setattr(PersonView, "of", lambda row: (stopped.append(1), go.wait(60), of(row))[2])
     try:
@@ -469,7 +469,7 @@ def test_a_body_that_does_not_arrive_is_given_up(house, monkeypatch):
 
 
 def test_objects_that_exist_at_start_up_are_excluded_from_garbage_collection(house, monkeypatch):
-    """A full collection over them would stop every answer for a fifth of a second."""
+    """A full collection of them would block all responses for a fifth of a second."""
     frozen = []
     monkeypatch.setattr("service.__main__.load", lambda _: house.settings)
     monkeypatch.setattr("service.__main__.log.configure", lambda _: None)

@@ -1,4 +1,4 @@
-"""One person is one vote: no key that an admin has seen, no decision by two people whom one person may be."""
+"""Invitations and keys, and decisions that need two independent people."""
 
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +32,7 @@ def slug(answer) -> tuple[int, str]:
 
 
 def later(house: House, *callers, days: int = 8) -> None:
-    """As if these people had come so many days ago."""
+    """Dates the arrival of these people so many days back."""
     for person in callers:
         for moved in ("people SET created_at = {} WHERE id", "invitations SET used_at = {} WHERE person_id"):
             past = f"now() - interval '{days} days'"
@@ -200,7 +200,7 @@ def puppets(shared_house):
 
 
 def grant(house: House, proposer, confirmer) -> tuple[int, str]:
-    """What the confirmer is told about a proposal; its row names the proposer, who needs no records so."""
+    """The response to a confirmation. The proposer is set in the row, so they need no dataset."""
     account = house.ready(house.curator)["account"]
     path = f"/v1/admin/ledger/{account}/grants"
     proposed = house.admin.post(path, json={"epsilon": 11.0, "reason": "more"}).json()["id"]
@@ -341,7 +341,7 @@ def test_the_service_login_confirms_nothing_for_two_people_of_one(house, puppets
 
 
 def test_the_service_login_does_not_backdate_how_somebody_came(house):
-    """Somebody added now is somebody added now, whatever the row says."""
+    """The database sets the time a person was added, whatever the row says."""
     id = uuid.uuid4()
     house.sql(
         "INSERT INTO people (id, name, role, created_by, created_at)"

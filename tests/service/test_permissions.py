@@ -1,4 +1,4 @@
-"""Who may do what: every role at every route, as the document lists them; a route not in the table fails."""
+"""Permissions: the response to every role at every route; a route missing in the table fails."""
 
 import base64
 import hashlib

@@ -18,7 +18,7 @@ from tests.service.house import signed_earlier
 
 @pytest.fixture
 def signed(house):
-    """An upload under way with one part in it, and the address of its second part."""
+    """An unfinished upload with one part, and the signed URL of its second part."""
     id = house.register(house.curator)["id"]
     house.upload(house.curator, id, b"first part")
     url = house.curator.post(f"/v1/datasets/{id}/upload/urls", json={"numbers": [2]}).json()["parts"][0][
@@ -29,7 +29,7 @@ def signed(house):
 
 @pytest.fixture
 def reader(house):
-    """The private side, which may look."""
+    """A client with the credentials of the train worker, which may read."""
     environment = house.servers.environments["train"]
     client = s3.client(
         endpoint=house.servers.s3_endpoint, region="us-east-1",

@@ -1,4 +1,4 @@
-"""What a team may use at once, however many ask at the same moment."""
+"""Quotas of teams, also under concurrent requests."""
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Four eyes on one digest, a catalogue for those it is for, links to one object for a short time."""
+"""Releases: approval of a digest by a second person, visibility, signed downloads, withdrawal."""
 
 import base64
 import hashlib

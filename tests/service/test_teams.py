@@ -1,4 +1,4 @@
-"""Who sees and does what with the datasets, jobs and releases of others: their team, and nobody else."""
+"""Teams: access to datasets, jobs and releases of team members, and of nobody else."""
 
 import uuid
 
@@ -49,7 +49,7 @@ def test_a_curator_of_another_team_sees_a_published_release_as_an_analyst_does(h
 
 
 def test_people_without_a_team_share_with_nobody(house):
-    """Neither with each other, though the team of both is the same nothing."""
+    """People without a team do not share with each other, though both have team NULL."""
     one, other = house.person("curator"), house.person("curator")
     dataset = house.ready(one)["id"]
     job = house.trained(one, dataset)
