@@ -24,7 +24,7 @@ from sluice.methods.adapt import AdaptPlan, AdaptRecipe
 from sluice.privacy.accountant import Accountant
 from sluice.privacy.relation import Relation
 from worker.mechanisms.noise import SecureRng
-from worker.trainers.adapt import AdaptTraining
+from worker.trainers.adapt import Trainer as AdaptTrainer
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -68,7 +68,7 @@ def main() -> None:
     rows = []
     for seed in map(int, asked.seeds.split(",")):
         start = time.process_time()
-        run = AdaptTraining(plan, target, source, rng=SecureRng(), device="cpu")
+        run = AdaptTrainer(plan, target, source=source, rng=SecureRng(), device="cpu")
         before = 0.0
         for progress in run.steps():
             if progress.step == recipe.source_steps:

@@ -21,12 +21,12 @@ from sluice.methods.gswgan import GSWGANPlan, GSWGANRecipe
 from sluice.privacy.accountant import Accountant
 from sluice.privacy.relation import Relation
 from worker.mechanisms.noise import SecureRng
-from worker.trainers.gswgan import GSWGANTraining
+from worker.trainers.gswgan import Trainer as GSWGANTrainer
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
-def trained(shares: list[Images], rounds: int, target: Target) -> GSWGANTraining:
+def trained(shares: list[Images], rounds: int, target: Target) -> GSWGANTrainer:
     """Trains turn by turn; the turns of an owner together cost the target."""
     facts = PublicFacts(kind="image", records=sum(map(len, shares)))
     usual = METHODS[GSWGANPlan.kind].defaults(facts, target) | {"recipe": GSWGANRecipe.preset("fast-cpu")}
@@ -35,7 +35,7 @@ def trained(shares: list[Images], rounds: int, target: Target) -> GSWGANTraining
     turn, run = replace(whole, steps=steps // rounds), None
     for _ in range(rounds):
         for share in shares:
-            before, run = run, GSWGANTraining(turn, share, rng=SecureRng(), device="cpu")
+            before, run = run, GSWGANTrainer(turn, share, rng=SecureRng(), device="cpu")
             if before is not None:
                 run.take_over(before.handed_on())
             for _ in run.steps():

@@ -23,8 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sluice.generators.dcgan import DCGAN
-from worker.mechanisms.clipping import clipped_sum, like
+from sluice.privacy.events import Query
+from worker.mechanisms.clipping import clipped_sum, views_like
+from worker.mechanisms.mechanism import Mechanism
 from worker.mechanisms.noise import GaussianNoise, SecureRng
+from worker.mechanisms.sampling import PoissonSampling
 from worker.trainers.dpgan import adversarial_loss
 from worker.trainers.networks import Discriminator
 
@@ -122,13 +125,14 @@ def ours(rows: tuple[Tensor, ...]) -> Step:
     parameters = list(module.parameters())
     optimizer = torch.optim.Adam(parameters, lr=2e-4, betas=(0.5, 0.999), fused=True)
     size = sum(parameter.numel() for parameter in parameters)
-    noise = GaussianNoise(stddev=NOISE_MULTIPLIER * CLIP_NORM, size=size, steps=10**6)
-    releases = noise.releases(SecureRng())
+    noise = GaussianNoise(stddev=NOISE_MULTIPLIER * CLIP_NORM, size=size)
+    sampler = PoissonSampling(prob=1.0, steps=10**6)
+    mechanism = Mechanism(sampler, noise, SecureRng(), query=Query.SUM, bound=CLIP_NORM)
 
     def step() -> None:
-        clipped = clipped_sum(module, adversarial_loss, rows, clip_norm=noise.inner(CLIP_NORM))
-        noisy = releases.release(clipped.total).div_(len(rows[0])).float()
-        for parameter, piece in zip(parameters, like(parameters, noisy), strict=True):
+        clipped = clipped_sum(module, adversarial_loss, rows, clip_norm=mechanism.clip_norm)
+        noisy = mechanism.release(clipped.total).div_(len(rows[0])).float()
+        for parameter, piece in zip(parameters, views_like(parameters, noisy), strict=True):
             parameter.grad = piece
         optimizer.step()
 

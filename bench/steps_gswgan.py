@@ -19,7 +19,7 @@ from bench.steps import peak
 from bench.steps_swd import Digits
 from sluice.methods.gswgan import GSWGANPlan, GSWGANRecipe
 from worker.mechanisms.noise import SecureRng
-from worker.trainers.gswgan import GSWGANTraining
+from worker.trainers.gswgan import Trainer as GSWGANTrainer
 
 
 def step_seconds(recipe: GSWGANRecipe, asked: argparse.Namespace) -> float:
@@ -27,7 +27,7 @@ def step_seconds(recipe: GSWGANRecipe, asked: argparse.Namespace) -> float:
         steps=20_000, noise_multiplier=2.24, parts=asked.parts, images=asked.images, recipe=recipe
     )
     records = Digits.random(asked.records, (1, 28, 28), 10)
-    steps = GSWGANTraining(plan, records, rng=SecureRng(), device="cpu").steps()
+    steps = GSWGANTrainer(plan, records, rng=SecureRng(), device="cpu").steps()
     next(steps)
     found = []
     for _ in range(asked.rounds):

@@ -34,7 +34,7 @@ from sluice.generators.dcgan import SLOPE, Generator
 from sluice.methods.base import Clipping
 from sluice.methods.sinkhorn import SinkhornPlan, SinkhornRecipe
 from worker.mechanisms.noise import SecureRng
-from worker.trainers.sinkhorn import SinkhornTraining
+from worker.trainers.sinkhorn import Trainer as SinkhornTrainer
 
 IMAGES, FRESH = 50, 10
 PLAN = SinkhornPlan(
@@ -66,8 +66,8 @@ class Records:
         return self.images, self.labels
 
 
-def training(rows: Rows) -> SinkhornTraining:
-    return SinkhornTraining(PLAN, Records(rows), rng=SecureRng(), recipe=PAPER, device="cpu")
+def training(rows: Rows) -> SinkhornTrainer:
+    return SinkhornTrainer(PLAN, Records(rows), rng=SecureRng(), recipe=PAPER, device="cpu")
 
 
 def ours(rows: Rows) -> Step:
@@ -76,9 +76,9 @@ def ours(rows: Rows) -> Step:
 
 
 def our_gradient(rows: Rows) -> Step:
-    student, (real, real_labels, made, labels) = training(rows).student, rows
+    run, (real, real_labels, made, labels) = training(rows), rows
     made, real = made.flatten(1), real.flatten(1)
-    return lambda: student.loss(made, labels, real, real_labels, images=IMAGES) and None
+    return lambda: run.loss(made, labels, real, real_labels, images=IMAGES) and None
 
 
 def cost_by_gaps(x: Tensor, y: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def by_layers(generator: Generator, latents: Tensor, labels: Tensor) -> Tensor:
 def geomloss_autograd(
     rows: Rows, *, made: Callable[..., Tensor] = by_layers, cost: Cost = cost_by_gaps
 ) -> Step:
-    generator, gradient_at = training(rows).student.generator, geomloss_gradient(rows, cost)
+    generator, gradient_at = training(rows).generator.network, geomloss_gradient(rows, cost)
     optimizer = torch.optim.Adam(
         generator.parameters(), lr=PAPER.rate, weight_decay=PAPER.weight_decay, fused=True
     )

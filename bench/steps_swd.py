@@ -21,8 +21,8 @@ from core.schema import ImageSchema
 from sluice.methods.swd import SWDPlan, SWDRecipe
 from tests.fakes import ImageRows
 from worker.mechanisms.noise import SecureRng
-from worker.mechanisms.projections import directions, ordered
-from worker.trainers.swd import SWDTraining
+from worker.mechanisms.projections import directions, sort_rows
+from worker.trainers.swd import Trainer as SWDTrainer
 
 WAYS = ("plain", "ours", "step")
 
@@ -31,44 +31,44 @@ class Digits(ImageRows):
     schema = ImageSchema(height=28, width=28, channels=1, classes=tuple("0123456789"))
 
 
-def training(batch: int, count: int) -> SWDTraining:
+def training(batch: int, count: int) -> SWDTrainer:
     plan = SWDPlan(
         steps=10**6, noise_multiplier=0.66, records=1000, batch=batch, directions=count, dim=28 * 28 + 10,
         recipe=SWDRecipe.preset("paper"),
     )  # fmt: skip
-    return SWDTraining(plan, Digits.random(1000, (1, 28, 28), 10), rng=SecureRng(), device="cpu")
+    return SWDTrainer(plan, Digits.random(1000, (1, 28, 28), 10), rng=SecureRng(), device="cpu")
 
 
-def made_rows(run: SWDTraining) -> Tensor:
+def made_rows(run: SWDTrainer) -> Tensor:
     return torch.nn.functional.normalize(torch.rand(run.plan.batch, run.plan.dim), dim=1) / 2
 
 
-def plain(run: SWDTraining) -> Step:
+def plain(run: SWDTrainer) -> Step:
     made, plan = made_rows(run).requires_grad_(), run.plan
 
     def step() -> None:
         along = directions(plan.geometry, plan.directions, plan.dim, run.rng)
-        projected = run.rows(run.draws.draw()) @ along.T
-        noisy = run.releases.release(projected.flatten()).view_as(projected).float()
+        projected = run.private_rows(run.mechanism.draw(run.records)) @ along.T
+        noisy = run.mechanism.release(projected.flatten()).view_as(projected).float()
         values = made @ along.T
-        values = values + plan.noise_stddev * run.learner.normals(*values.shape)
+        values = values + plan.noise_stddev * torch.randn(*values.shape, generator=run.random)
         loss = (values.sort(0).values - noisy.sort(0).values).square().mean()
         torch.autograd.grad(loss, made)
 
     return step
 
 
-def ours(run: SWDTraining) -> Step:
+def ours(run: SWDTrainer) -> Step:
     made = made_rows(run)
 
     def step() -> None:
-        along, noisy = run.released(run.draws.draw())
-        run.pull(made, along, ordered(noisy))
+        along, noisy = run.mechanism.project(run.private_rows(run.mechanism.draw(run.records)))
+        run.gradient(made, along, sort_rows(noisy))
 
     return step
 
 
-def whole(run: SWDTraining) -> Step:
+def whole(run: SWDTrainer) -> Step:
     steps = run.steps()
     return lambda: next(steps) and None
 

@@ -42,3 +42,14 @@ class ImageRows:
     def take(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         chosen = torch.from_numpy(indices)
         return self.images[chosen], self.labels[chosen]
+
+
+class FixedSampler:
+    """Draws the given batches, one per step; the last one again after that."""
+
+    def __init__(self, *batches: np.ndarray, steps: int) -> None:
+        self.batches, self.steps = batches, steps
+
+    def draw(self, population: int, rng: object, step: int = 0) -> np.ndarray:
+        del population, rng
+        return self.batches[min(step, len(self.batches) - 1)]

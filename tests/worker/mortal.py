@@ -27,8 +27,10 @@ from worker import bundle, publish, training, uploads
 from worker.lease import JobLease, LeaseWorker
 from worker.publish import Publisher, make_publisher
 from worker.train import make_trainer
-from worker.trainers import TRAINERS  # noqa: F401 (loaded once, before the forks)
+from worker.trainers import TRAINERS
 from worker.training import Trainer
+
+dict(TRAINERS)  # imports every trainer once, before the forks
 
 MOMENTS = {
     "train": {

@@ -17,8 +17,9 @@ from sluice.privacy.events import Geometry, SlicedProjection
 from sluice.privacy.problems import InvalidPlan
 from tests.fakes import ImageRows, SeededRng
 from worker.mechanisms.noise import SecureRng
-from worker.trainers.adapt import AdaptTraining, Lens
-from worker.trainers.progress import Progress
+from worker.trainers.adapt import Lens
+from worker.trainers.adapt import Trainer as AdaptTrainer
+from worker.trainers.base import Progress
 
 SMALL = AdaptRecipe(features=4, source_steps=3, noises=2)
 
@@ -32,16 +33,16 @@ def plan(**changes: object) -> AdaptPlan:
     return AdaptPlan(**given | {"recipe": SMALL} | changes)
 
 
-def training(records: Rows | None = None, *, seed: int = 0, **changes: object) -> AdaptTraining:
+def training(records: Rows | None = None, *, seed: int = 0, **changes: object) -> AdaptTrainer:
     rows = records if records is not None else Rows.random(50)
-    return AdaptTraining(plan(**changes), rows, Rows.random(200), rng=SeededRng(seed), device="cpu")
+    return AdaptTrainer(plan(**changes), rows, source=Rows.random(200), rng=SeededRng(seed), device="cpu")
 
 
 def test_it_takes_the_steps_that_were_paid_for_after_those_that_cost_nothing():
     run = training()
     assert list(run.steps()) == [Progress(step, 7) for step in range(1, 8)]
     assert run.plan.progress_steps == 7
-    assert run.draws.drawn == run.releases.made == 4
+    assert run.mechanism.drawn == run.mechanism.released == 4
     assert isinstance(run.synthesizer(), Classifier)
 
 
@@ -77,7 +78,7 @@ def test_no_record_is_looked_at_before_the_source_is_learned():
 # Latents
 
 
-def fixed_run(**changes: object) -> AdaptTraining:
+def fixed_run(**changes: object) -> AdaptTrainer:
     run = training(**changes)
     going = run.steps()
     for _ in range(3):
@@ -89,15 +90,15 @@ def test_latents_are_clipped_one_by_one():
     run = fixed_run()
     run.scale /= 100  # so that all are too long
     batch = np.array([4, 9, -1, 11])
-    rows = run.latent_rows(batch)
+    rows = run.private_rows(batch)
     assert torch.allclose(rows.norm(dim=1), torch.tensor([0.5, 0.5, 0.0, 0.5]), atol=1e-5)
     run.records.images[9] = 1e4
-    other = run.latent_rows(batch)
+    other = run.private_rows(batch)
     assert torch.equal(rows[[0, 2, 3]], other[[0, 2, 3]])
     assert not torch.equal(rows[1], other[1])
-    assert other.double().norm(dim=1).max() <= run.row_bound < 0.5
+    assert other.double().norm(dim=1).max() <= run.mechanism.clip_norm < 0.5
     run.records.images[9] = math.nan
-    assert not run.latent_rows(batch)[1].any()
+    assert not run.private_rows(batch)[1].any()
 
 
 def test_centre_and_scale_are_those_of_public_images():
@@ -110,9 +111,9 @@ def test_centre_and_scale_are_those_of_public_images():
 
 def test_private_latents_have_no_gradient():
     run = fixed_run()
-    _, quantiles = run.released(next(iter(run.draws)))
-    assert not run.latent_rows(np.arange(5)).requires_grad
-    assert not quantiles.requires_grad
+    _, projections = run.mechanism.project(run.private_rows(run.mechanism.draw(run.records)))
+    assert not run.private_rows(np.arange(5)).requires_grad
+    assert not projections.requires_grad
 
 
 # Neighbours
@@ -137,7 +138,7 @@ def test_what_is_learned_is_a_function_of_the_noised_projections(name):
     ends, totals, released = [], [], []
     for records in (Rows.random(50), neighbours()[name]):
         run = training(records, seed=3, geometry=Geometry.ORTHONORMAL, batch=55)
-        release, seen = run.releases.release, []
+        release, seen = run.mechanism.release, []
 
         def recorded(total: Tensor, release=release, seen=seen, first=not totals) -> Tensor:
             out = release(total)
@@ -145,7 +146,7 @@ def test_what_is_learned_is_a_function_of_the_noised_projections(name):
             seen.append(total.double())
             return released[len(seen) - 1].clone()
 
-        run.releases.release = recorded
+        run.mechanism.release = recorded
         said = list(run.steps())
         totals.append(seen)
         ends.append((said, run.checkpoint(), run.synthesizer().to_files(), run.diagnostics()))
@@ -172,18 +173,18 @@ def test_labels_of_private_images_are_not_looked_at():
 
 @pytest.mark.parametrize("count", [0, 3, 100])
 def test_batches_have_one_size_and_their_noise(count):
-    run = AdaptTraining(
+    run = AdaptTrainer(
         plan(noise_multiplier=50.0, directions=300, batch=60),
         Rows.random(count),
-        Rows.random(200),
+        source=Rows.random(200),
         rng=SecureRng(),
         device="cpu",
     )
-    run.fix()
-    for batch in run.draws:
+    run.fix_encoder()
+    for batch in run.mechanism.batches(run.records):
         assert len(batch) == 60
-        _, quantiles = run.released(batch)
-        assert quantiles.std().item() / 50.0 == pytest.approx(1, abs=6 / math.sqrt(2 * 300 * 60))
+        _, projections = run.mechanism.project(run.private_rows(batch))
+        assert projections.std().item() / 50.0 == pytest.approx(1, abs=6 / math.sqrt(2 * 300 * 60))
 
 
 # Going on
@@ -199,7 +200,7 @@ def test_a_checkpoint_is_continued_to_the_same_number_of_steps(taken):
     second = training(seed=8)
     second.restore(load(kept))
     assert [progress.step for progress in second.steps()] == list(range(taken + 1, 8))
-    assert second.draws.drawn == second.releases.made == 4
+    assert second.mechanism.drawn == second.mechanism.released == 4
     second.synthesizer()
     with pytest.raises(ValueError, match="lacks"):
         second.restore({name: value for name, value in load(kept).items() if name != "centre"})
@@ -225,12 +226,12 @@ def test_the_lens_finds_how_private_images_differ():
         rows.schema = ImageSchema(height=8, width=8, channels=1, classes=("upright", "lying"))
         return rows
 
-    run = AdaptTraining(
+    run = AdaptTrainer(
         plan(
             steps=200, noise_multiplier=0.1, records=300, batch=60,
             recipe=AdaptRecipe(features=4, source_steps=60, lens_rate=2e-2),
         ),
-        bars(300, 2, 0.6), bars(300, 0, 1.0), rng=SeededRng(2), device="cpu",
+        bars(300, 2, 0.6), source=bars(300, 0, 1.0), rng=SeededRng(2), device="cpu",
     )  # fmt: skip
     distances = [run.diagnostics().get("distance", math.nan) for _ in run.steps()]
     assert np.mean(distances[-10:]) < np.mean(distances[60:65]) / 2
@@ -247,7 +248,7 @@ def test_images_of_another_size_are_refused():
     source = Rows.random(20, (1, 9, 8))
     source.schema = ImageSchema(height=9, width=8, channels=1, classes=("a", "b"))
     with pytest.raises(Failure) as failure:
-        AdaptTraining(plan(), Rows.random(5), source, rng=SeededRng(0))
+        AdaptTrainer(plan(), Rows.random(5), source=source, rng=SeededRng(0))
     assert failure.value.fault is Fault.SCHEMA_MISMATCH
 
 

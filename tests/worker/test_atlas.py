@@ -11,7 +11,7 @@ from torch import Tensor
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
 from sluice.generators.architecture import UnfitSynthesizer
-from sluice.generators.atlas import UNIT, Atlas, AtlasNetwork, Cosines, Poses, each, on_grid
+from sluice.generators.atlas import UNIT, Atlas, AtlasNetwork, Cosines, Poses, elementwise, on_grid
 from sluice.generators.image import ImageSynthesizer
 from sluice.methods.atlas import AtlasPlan, AtlasRecipe
 from sluice.privacy.accountant import Accountant
@@ -19,9 +19,11 @@ from sluice.privacy.events import Gaussian, Query
 from sluice.privacy.problems import InvalidPlan
 from sluice.privacy.relation import Relation
 from tests.fakes import ImageRows, SeededRng
+from worker.mechanisms.clipping import ROOM
 from worker.mechanisms.noise import SecureRng
 from worker.trainers import atlas
-from worker.trainers.atlas import STEP, AtlasTraining, clipped, lengths, packed, shrunk, unpacked
+from worker.trainers.atlas import STEP, clip_exactly, packed, packing_weights, shrink, unpacked
+from worker.trainers.atlas import Trainer as AtlasTrainer
 
 # With edges that are never too bright, so that random images are set upright too.
 SMALL = AtlasRecipe(frequencies=5, axes=4, edge=10.0)
@@ -38,7 +40,7 @@ def plan(**changes: object) -> AtlasPlan:
 
 def training(records: Rows | None = None, *, rng=None, recipe: AtlasRecipe = SMALL, **changes: object):
     rows = records if records is not None else Rows.random(50)
-    return AtlasTraining(plan(**changes), rows, rng=rng or SeededRng(0), recipe=recipe, device="cpu")
+    return AtlasTrainer(plan(**changes), rows, rng=rng or SeededRng(0), recipe=recipe, device="cpu")
 
 
 # What it costs
@@ -112,23 +114,24 @@ def test_one_record_adds_no_more_than_one(step):
     steps = run.steps()
     for _ in range(step - 1):
         next(steps)
-    stage = run.noise.stage(step)
+    stage = run.mechanism.stage
     run.records = hostile()
     for record in range(40):
         total = run.total(stage, np.array([record])) * run.weights[stage]
         assert total.norm() <= 1 + 1e-14
         assert total.norm() > 0
         # As it is noised: with room for the grid within what is paid for, and nothing beyond.
-        assert (total * run.bounds[stage]).norm() <= run.noise.stages[stage].inner(run.plan.bound(stage))
+        clip_norm = run.mechanism.stages[stage].clip_norm
+        assert (total * clip_norm * (1 - ROOM)).norm() <= clip_norm < run.plan.bound(stage)
 
 
 class Recorded:
     """Keeps what was summed and released; replays what was released before."""
 
-    def __init__(self, run: AtlasTraining, replay: list[Tensor] | None = None) -> None:
+    def __init__(self, run: AtlasTrainer, replay: list[Tensor] | None = None) -> None:
         self.totals: list[Tensor] = []
         self.released: list[Tensor] = []
-        release = run.releases.release
+        release = run.mechanism.release
 
         def recorded(total: Tensor) -> Tensor:
             self.totals.append(total.clone())
@@ -138,7 +141,7 @@ class Recorded:
             self.released.append(out.clone())
             return out
 
-        run.releases.release = recorded
+        run.mechanism.release = recorded
 
 
 def neighbours() -> dict[str, Rows]:
@@ -210,22 +213,22 @@ def awkward(kind: type[Rows]) -> Rows:
     return kind(images, labels)
 
 
-def lay_between(run: AtlasTraining, record: int) -> None:
+def lay_between(run: AtlasTrainer, record: int) -> None:
     """Moves the first two charts of a record's class to either side of it, equally far."""
-    [part] = run.seen(np.array([record]), first=False)
-    [place], label = run.places(part) * run.chart_reach, part.labels
+    [part] = run.batches(np.array([record]), upright=True)
+    [place], label = run.chart_coordinates(part) * run.chart_reach, part.labels
     aside = 0.3 * run.chart_reach * torch.linspace(-1, 1, run.axes).double()
-    run.known["centres"][label, :2] = torch.stack([place + aside, place - aside])
+    run.learned["centres"][label, :2] = torch.stack([place + aside, place - aside])
 
 
-def before(step: int, kind: type[Rows], **changes: object) -> tuple[AtlasTraining, str]:
+def before(step: int, kind: type[Rows], **changes: object) -> tuple[AtlasTrainer, str]:
     """A training on awkward records that is about to take a step, and the stage of it."""
     recipe = SMALL if kind is Rows else AtlasRecipe(edge=10.0)
     run = training(awkward(kind), rng=SeededRng(step), recipe=recipe, **changes)
     steps = run.steps()
     for _ in range(step - 1):
         next(steps)
-    return run, run.noise.stage(step)
+    return run, run.mechanism.stage
 
 
 @pytest.mark.parametrize("kind", [Rows, Digits])
@@ -241,18 +244,18 @@ def test_what_a_record_adds_is_its_own_to_the_last_bit(step, noise, kind, monkey
     def seen(order: np.ndarray) -> list[Tensor]:
         """All that is made of records on the way to what they add."""
         found = []
-        for part in run.seen(order, first=stage == "poses"):
+        for part in run.batches(order, upright=stage != "poses"):
             rows = [part.vectors, part.labels]
             if stage == "spread":
-                rows.append(clipped(run.apart(part) / run.known["reach"]))
+                rows.append(clip_exactly(run.deviations(part) / run.learned["reach"]))
             if laid:
-                places = run.places(part)
-                rows += [places, run.chart_of(places, part.labels), clipped(places)]
+                places = run.chart_coordinates(part)
+                rows += [places, run.nearest_chart(places, part.labels), clip_exactly(places)]
             found.append(rows)
         return [torch.cat(rows) for rows in zip(*found, strict=True)]
 
     everyone = np.delete(np.arange(70), 18)
-    monkeypatch.setattr(atlas, "MANY", 1)
+    monkeypatch.setattr(atlas, "CHUNK", 1)
     alone, made = torch.stack([run.total(stage, np.array([one])) for one in range(70)]), seen(everyone)
     assert (alone[18] == 0).all()
     assert all((alone[one] != 0).any() for one in everyone)
@@ -260,7 +263,7 @@ def test_what_a_record_adds_is_its_own_to_the_last_bit(step, noise, kind, monkey
     assert torch.equal(whole.double() * STEP**2, alone)
     shuffled = np.random.default_rng(1).permutation(70)
     for many in (2, 7, 17, 64, 70):
-        monkeypatch.setattr(atlas, "MANY", many)
+        monkeypatch.setattr(atlas, "CHUNK", many)
         for order in (
             np.arange(70),
             np.arange(1, 70),
@@ -278,29 +281,29 @@ def test_what_a_record_adds_is_its_own_to_the_last_bit(step, noise, kind, monkey
 def test_a_record_between_two_charts_is_counted_on_the_first(kind):
     run, _ = before(4, kind, noise_multiplier=0.1, charts=3)
     lay_between(run, 40)
-    [part] = run.seen(np.arange(70), first=False)
-    places = run.places(part)[39:44]  # one is no number
+    [part] = run.batches(np.arange(70), upright=True)
+    places = run.chart_coordinates(part)[39:44]  # one is no number
     label = int(part.labels[39])
-    nearest = (places[:, None] - run.laid[label]).square().sum(2)
+    nearest = (places[:, None] - run.chart_centres[label]).square().sum(2)
     assert (nearest[:, 0] == nearest[:, 1]).all()
     assert (nearest[:, 2] > nearest[:, 1]).all()
-    assert (run.chart_of(places, part.labels[39:44]) == label * 3).all()
+    assert (run.nearest_chart(places, part.labels[39:44]) == label * 3).all()
 
 
 @pytest.mark.parametrize("kind", [Rows, Digits])
 def test_without_its_first_record_every_sum_is_smaller_by_what_that_one_adds(kind, monkeypatch):
     """All others move up by one, into other parts; what was released is held the same."""
-    monkeypatch.setattr(atlas, "MANY", 16)
+    monkeypatch.setattr(atlas, "CHUNK", 16)
     totals: list[Tensor] = []
-    plain = AtlasTraining.total
+    plain = AtlasTrainer.total
 
-    def watched(self: AtlasTraining, stage: str, everyone: np.ndarray) -> Tensor:
+    def watched(self: AtlasTrainer, stage: str, everyone: np.ndarray) -> Tensor:
         total = plain(self, stage, everyone)
         # The other training has released the same, so that the first record would add the same there.
         totals.extend([total, plain(self, stage, np.array([0]))])
         return total
 
-    monkeypatch.setattr(AtlasTraining, "total", watched)
+    monkeypatch.setattr(AtlasTrainer, "total", watched)
     rows = awkward(kind)
     recipe = SMALL if kind is Rows else AtlasRecipe(edge=10.0)
     one = training(rows, rng=SeededRng(3), recipe=recipe, noise_multiplier=0.5)
@@ -335,16 +338,16 @@ def test_coordinates_of_the_largest_images_are_exact():
 def test_places_are_exact_whatever_was_released(noise):
     """Compared with sums of whole numbers, as above."""
     run, _ = before(4, Digits, noise_multiplier=noise)
-    [part] = run.seen(np.arange(70), first=False)
-    for numbers in (part.vectors, run.apart(part)):
+    [part] = run.batches(np.arange(70), upright=True)
+    for numbers in (part.vectors, run.deviations(part)):
         assert torch.equal(on_grid(numbers), numbers)
     apart, directions = (
         (on_grid(numbers) / UNIT).long()
-        for numbers in (run.apart(part), run.known["directions"][:, : run.axes])
+        for numbers in (run.deviations(part), run.learned["directions"][:, : run.axes])
     )
     exact = (apart[:, :, None] * directions).sum(1)
-    assert torch.equal(run.along(part) / UNIT**2, exact.double())
-    assert run.apart(part).norm(dim=1).max() < 2**10
+    assert torch.equal(run.axis_coordinates(part) / UNIT**2, exact.double())
+    assert run.deviations(part).norm(dim=1).max() < 2**10
     assert exact.abs().max() < 2**53
 
 
@@ -353,7 +356,7 @@ def test_functions_are_taken_of_one_number_at_a_time():
     numbers = torch.rand(20_000, generator=torch.Generator().manual_seed(1)).double()
     for function in (math.sqrt, math.log, math.exp):
         expected = torch.tensor([function(number) for number in numbers.tolist()], dtype=torch.float64)
-        assert torch.equal(each(function, numbers), expected)
+        assert torch.equal(elementwise(function, numbers), expected)
 
 
 def test_clipped_rows_are_what_plain_arithmetic_makes_of_each():
@@ -362,7 +365,7 @@ def test_clipped_rows_are_what_plain_arithmetic_makes_of_each():
     rows = torch.randn(300, 137, generator=source).double() * sizes
     rows[:5] = torch.tensor([0.0, math.nan, math.inf, 1e300, 1e-300], dtype=torch.float64)[:, None]
     rows[5, 7] = -math.inf
-    found = clipped(rows)
+    found = clip_exactly(rows)
     assert found.norm(dim=1).max() <= 1 + 1e-14
     assert (found[[0, 1, 2, 4, 5]] == 0).all()
     for row, given in zip(found.tolist()[6:], rows.tolist()[6:], strict=True):
@@ -382,7 +385,7 @@ def test_every_sum_gets_the_noise_that_was_planned():
     together = torch.cat(watched.released)
     assert abs(together.std().item() / 7.0 - 1) < 6 / math.sqrt(2 * len(together))
     assert [len(noise) for noise in watched.released] == [
-        run.noise.stages[stage].size for stage, steps in run.plan.stages.items() for _ in range(steps)
+        stage.noise.size for stage in run.mechanism.stages.values() for _ in range(stage.steps)
     ]
     assert not torch.equal(watched.released[3], watched.released[4])
 
@@ -396,12 +399,12 @@ def test_a_continued_training_draws_only_what_is_left_of_each_stage():
     second.restore(first.checkpoint())
     watched = Recorded(second)
     assert [progress.step for progress in second.steps()] == [4, 5, 6]
-    assert {stage: part.made for stage, part in second.releases.parts.items()} == second.plan.stages
+    assert {name: stage.released for name, stage in second.mechanism.stages.items()} == second.plan.stages
     assert [len(noise) for noise in watched.released] == [
-        second.noise.stages[stage].size for stage in ("centres", "centres", "shapes")
+        second.mechanism.stages[stage].noise.size for stage in ("centres", "centres", "shapes")
     ]
     with pytest.raises(Failure) as failure:
-        second.releases.release(torch.zeros(3))
+        second.mechanism.release(torch.zeros(3))
     assert failure.value.fault is Fault.ACCOUNTING_MISMATCH
 
 
@@ -416,7 +419,7 @@ def test_records_that_are_no_images_of_these_sizes_are_refused():
 def test_weights_that_are_no_numbers_are_a_fault():
     run = training()
     list(run.steps())
-    run.known["centres"][0, 0, 0] = math.nan
+    run.learned["centres"][0, 0, 0] = math.nan
     with pytest.raises(Failure) as failure:
         run.synthesizer()
     assert failure.value.fault is Fault.DIVERGED
@@ -436,7 +439,7 @@ def clear(count: int = 3000) -> Rows:
     return Rows(images.view(-1, 1, 8, 8).clamp(-1, 1), labels)
 
 
-def clear_training(records: Rows | None = None, *, edge: float = 0.0, **changes: object) -> AtlasTraining:
+def clear_training(records: Rows | None = None, *, edge: float = 0.0, **changes: object) -> AtlasTrainer:
     recipe = AtlasRecipe(axes=10, reach=10.0, edge=edge)
     given = {"noise_multiplier": 1e-3, "charts": 1} | changes
     run = training(records if records is not None else clear(), recipe=recipe, **given)
@@ -446,13 +449,13 @@ def clear_training(records: Rows | None = None, *, edge: float = 0.0, **changes:
 
 def test_means_and_directions_are_those_of_the_records():
     run, rows = clear_training(), clear()
-    vectors = run.coordinates((rows.images + 1) / 2, rows.labels, first=False).double()
+    vectors = run.coordinates((rows.images + 1) / 2, rows.labels, upright=True).double()
     means = torch.stack([vectors[rows.labels == label].mean(0) for label in range(3)])
-    assert torch.allclose(run.known["means"], means, atol=2e-3)
-    assert torch.allclose(run.known["counts"], torch.bincount(rows.labels).double(), atol=0.5)
+    assert torch.allclose(run.learned["means"], means, atol=2e-3)
+    assert torch.allclose(run.learned["counts"], torch.bincount(rows.labels).double(), atol=0.5)
     apart = vectors - means[rows.labels]
     squares = torch.linalg.eigvalsh(apart.T @ apart / len(apart)).flip(0)
-    assert torch.allclose(run.known["spreads"][:3], squares[:3].sqrt(), rtol=0.01)
+    assert torch.allclose(run.learned["spreads"][:3], squares[:3].sqrt(), rtol=0.01)
 
 
 def test_samples_have_the_moments_of_their_class():
@@ -475,7 +478,7 @@ def bars(count: int = 3000) -> Rows:
     )
     spread = torch.tensor([0.12, 0.12, 0.05, 0.3, 0.05])
     turned = usual[labels] + spread * torch.randn(count, 5, generator=source)
-    across, down = poses.places(torch.device("cpu"))
+    across, down = poses.coordinates(torch.device("cpu"))
     x, y, wide, slant, high = (number[:, None, None] for number in turned.unbind(1))
     y = (down - y) / high.exp()
     x = (across - x - slant * y) / wide.exp()
@@ -494,7 +497,7 @@ def test_images_that_stand_free_are_set_upright_and_made_as_sharp_as_they_were()
 
     def made_with(edge: float) -> Tensor:
         run = clear_training(rows, edge=edge)
-        assert run.known["posed"] == (edge > 0)
+        assert run.learned["posed"] == (edge > 0)
         found = run.synthesizer().sample(600, seed=1, label=0).images
         return torch.from_numpy(found).permute(0, 3, 1, 2).float() / 255
 
@@ -516,9 +519,9 @@ def test_images_that_fill_their_frame_are_left_as_they_are():
     rows = bars()
     rows.images = -rows.images  # a bright frame around a dark bar
     run = clear_training(rows, edge=0.06)
-    assert run.known["posed"] == 0
+    assert run.learned["posed"] == 0
     shown = (rows.images + 1) / 2
-    left = run.coordinates(shown, rows.labels, first=False)
+    left = run.coordinates(shown, rows.labels, upright=True)
     assert torch.allclose(left[:, : run.cosines.size], run.cosines.of(shown), atol=1e-3)
     assert (left[:, run.cosines.size :] == 0).all()
     network = run.synthesizer().network
@@ -550,7 +553,7 @@ def test_charts_divide_a_class_of_two_kinds():
     recipe = AtlasRecipe(axes=5, reach=3.0, edge=0.0)
     run = training(rows, recipe=recipe, noise_multiplier=1e-3, charts=2, rounds=5)
     list(run.steps())
-    weights = run.known["weights"][0]
+    weights = run.learned["weights"][0]
     assert weights.sort().values.tolist() == pytest.approx(
         sorted([kinds.double().mean().item(), 1 - kinds.double().mean().item()]), abs=0.01
     )
@@ -562,14 +565,14 @@ def test_charts_divide_a_class_of_two_kinds():
 def test_squares_keep_their_length_when_packed():
     square = torch.randn(5, 5, dtype=torch.float64)
     square = square + square.T
-    vector = packed(square) * lengths(5)
+    vector = packed(square) * packing_weights(5)
     assert vector.norm() == pytest.approx(square.norm().item())
     assert torch.allclose(unpacked(vector, 5), square)
 
 
 def test_what_is_no_more_than_noise_is_shrunk_away():
     found, towards = torch.tensor([[3.0, 4.0], [0.3, 0.4]]), torch.zeros(2, 2)
-    kept = shrunk(found, towards, torch.tensor([5.0, 5.0]), dims=1)
+    kept = shrink(found, towards, torch.tensor([5.0, 5.0]), dims=1)
     assert torch.allclose(kept, torch.tensor([[2.4, 3.2], [0.0, 0.0]]))
 
 

@@ -17,11 +17,12 @@ from sluice.generators.dense import Dense
 from sluice.generators.image import ARCHITECTURE, WEIGHTS, ImageSynthesizer
 from sluice.methods.dpgan import DPGANPlan, DPGANRecipe
 from sluice.privacy.problems import InvalidPlan
-from tests.fakes import ImageRows, SeededRng
+from tests.fakes import FixedSampler, ImageRows, SeededRng
 from worker.mechanisms.clipping import clip_rows, record_gradients
 from worker.mechanisms.noise import SecureRng
-from worker.trainers.dpgan import LADDER, DPGANTraining, Pace, adversarial_loss, labelled_loss
-from worker.trainers.networks import BatchNormed, DenseDiscriminator, Discriminator, difference
+from worker.trainers.dpgan import LADDER, StepSchedule, adversarial_loss, labelled_loss
+from worker.trainers.dpgan import Trainer as DPGANTrainer
+from worker.trainers.networks import BatchNormed, DenseDiscriminator, Discriminator, diversity
 
 SMALL = DPGANRecipe(discriminator_features=16, generator_features=16, latent=4, physical_batch=8)
 DENSE = replace(SMALL, network="dense", label_weight=0.5, discriminator_decay=0.1, variety=0.5)
@@ -38,7 +39,7 @@ def plan(**changes: object) -> DPGANPlan:
 
 def training(records: Rows | None = None, *, seed: int = 0, recipe: DPGANRecipe = SMALL, **changes: object):
     rows = records if records is not None else Rows.random(50)
-    return DPGANTraining(plan(**changes), rows, rng=SeededRng(seed), recipe=recipe, device="cpu")
+    return DPGANTrainer(plan(**changes), rows, rng=SeededRng(seed), recipe=recipe, device="cpu")
 
 
 # The networks of the paper
@@ -148,14 +149,14 @@ def test_the_dense_discriminator_scores_by_label():
     logits = x @ scored.label.weight.T + scored.label.bias
     alone = x @ scored.score.weight[0] + scored.score.bias
     for label in range(3):
-        scores, found = scored.judged(images, torch.full((3,), label))
+        scores, found = scored.scores_and_logits(images, torch.full((3,), label))
         assert torch.allclose(scores, alone + logits[:, label], atol=1e-5)
         assert torch.allclose(found, logits, atol=1e-5)
 
 
-def test_the_difference_is_that_of_the_halves():
+def test_the_diversity_is_that_of_the_halves():
     images = torch.tensor([0.0, 1.0, 0.5, -1.0]).view(4, 1, 1, 1)
-    assert difference(images) == pytest.approx((0.5 + 2.0) / 2)
+    assert diversity(images) == pytest.approx((0.5 + 2.0) / 2)
 
 
 def test_labels_are_taught_by_real_records_alone():
@@ -163,7 +164,7 @@ def test_labels_are_taught_by_real_records_alone():
     scored = DenseDiscriminator(shape, 16)
     images, labels = torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
     real = torch.tensor([True, True, False, False])
-    logits = scored.judged(images, labels)[1]
+    logits = scored.scores_and_logits(images, labels)[1]
     told = -torch.log_softmax(logits, 1)[torch.arange(4), labels]
     expected = adversarial_loss(scored, images, labels, real) + 0.5 * told * torch.tensor([1, 1, 0, 0])
     assert torch.allclose(labelled_loss(0.5)(scored, images, labels, real), expected, atol=1e-6)
@@ -177,19 +178,19 @@ def test_a_step_is_line_six_to_eight_of_the_algorithm(recipe):
     """Clipped one by one, summed with the fakes, noised once, divided by twice the expected batch."""
     run = training(recipe=recipe)
     given: list[Tensor] = []
-    run.descend = given.append
+    run.improve_discriminator = given.append
     images, labels = run.records.take(np.arange(7))
-    run.draws._draw = lambda: np.arange(7)
+    run.mechanism.sampler = FixedSampler(np.arange(7), steps=6)
     before = SeededRng(5), SeededRng(5)
-    run.rng, run.releases.rng = before[0], before[0]
-    run.pace.due = lambda: False
+    run.rng, run.mechanism.rng = before[0], before[0]
+    run.schedule.generator_turn = lambda: False
     next(run.steps())
 
     run.rng = before[1]
-    fakes, fake_labels = run.made_up(10)
+    fakes, fake_labels = run.sample_fakes(10)
     rows = (torch.cat([images, fakes]), torch.cat([labels, fake_labels]), torch.arange(17) < 7)
-    each, _ = clip_rows(record_gradients(run.discriminator, run.loss, rows), run.clip_norm)
-    noise = before[1].normals(run.noise.size)
+    each, _ = clip_rows(record_gradients(run.discriminator, run.loss, rows), run.mechanism.clip_norm)
+    noise = before[1].normals(run.mechanism.noise.size)
     expected = (each.sum(0) + noise * 1.0) / 20
     assert torch.allclose(given[0], expected, atol=1e-6)
 
@@ -206,9 +207,9 @@ def test_the_losses_are_those_of_the_paper():
 def test_the_divisor_is_the_expected_batch_whatever_was_drawn(drawn):
     run = training(clip_norm=0.5)
     given: list[Tensor] = []
-    run.descend, run.pace.due = given.append, lambda: False
-    run.draws._draw = lambda: np.arange(drawn)
-    run.releases.release = lambda total: torch.full_like(total, 20.0)
+    run.improve_discriminator, run.schedule.generator_turn = given.append, lambda: False
+    run.mechanism.sampler = FixedSampler(np.arange(drawn), steps=6)
+    run.mechanism.release = lambda total: torch.full_like(total, 20.0)
     next(run.steps())
     assert torch.equal(given[0], torch.ones_like(given[0]))
 
@@ -219,17 +220,17 @@ def test_one_noise_draw_for_a_logical_step_however_it_is_cut():
         recipe = DPGANRecipe(**{**SMALL.to_dict(), "physical_batch": physical_batch})
         run = training(recipe=recipe, noise_multiplier=50.0, expected_batch=12.0)
         given: list[Tensor] = []
-        run.descend, run.pace.due = given.append, lambda: False
-        run.rng = run.releases.rng = SecureRng()
+        run.improve_discriminator, run.schedule.generator_turn = given.append, lambda: False
+        run.rng = run.mechanism.rng = SecureRng()
         next(run.steps())
         strength = given[0].std().item() * 2 * 12.0 / (50.0 * run.plan.clip_norm)
-        assert abs(strength - 1) < 6 / math.sqrt(2 * run.noise.size)
-        assert run.releases.made == 1
+        assert abs(strength - 1) < 6 / math.sqrt(2 * run.mechanism.noise.size)
+        assert run.mechanism.released == 1
 
 
 def test_empty_batches_get_their_noise_and_train():
     """N = 50, q = 0.05: one batch in thirteen is empty."""
-    run = DPGANTraining(
+    run = DPGANTrainer(
         plan(steps=80, sampling_prob=0.05, expected_batch=2.5),
         Rows.random(50),
         rng=SecureRng(),
@@ -250,7 +251,7 @@ def test_empty_batches_get_their_noise_and_train():
         before = after
     assert sizes.count(0) > 0
     assert all(moved)
-    assert run.releases.made == len(sizes) == 80
+    assert run.mechanism.released == len(sizes) == 80
 
 
 # Neighbours
@@ -259,10 +260,10 @@ def test_empty_batches_get_their_noise_and_train():
 class Recorded:
     """Repeats its randomness and keeps what was released, so that two runs can be laid side by side."""
 
-    def __init__(self, run: DPGANTraining, replay: list[Tensor] | None = None) -> None:
+    def __init__(self, run: DPGANTrainer, replay: list[Tensor] | None = None) -> None:
         self.totals: list[Tensor] = []
         self.released: list[Tensor] = []
-        release = run.releases.release
+        release = run.mechanism.release
 
         def recorded(total: Tensor) -> Tensor:
             self.totals.append(total.clone())
@@ -272,7 +273,7 @@ class Recorded:
             self.released.append(out.clone())
             return out
 
-        run.releases.release = recorded
+        run.mechanism.release = recorded
 
 
 def neighbours() -> list[tuple[str, Rows]]:
@@ -307,8 +308,8 @@ class PerRecordRng(SeededRng):
 def test_records_reach_it_through_noised_sums_alone(name, rows, recipe):
     """With the releases held the same, a neighbour changes nothing else, and sums by at most the norm."""
 
-    def run_on(records: Rows, replay: list[Tensor] | None) -> tuple[DPGANTraining, Recorded, list[object]]:
-        run = DPGANTraining(plan(steps=5, sampling_prob=0.5), records, rng=PerRecordRng(3), recipe=recipe)
+    def run_on(records: Rows, replay: list[Tensor] | None) -> tuple[DPGANTrainer, Recorded, list[object]]:
+        run = DPGANTrainer(plan(steps=5, sampling_prob=0.5), records, rng=PerRecordRng(3), recipe=recipe)
         watched = Recorded(run, replay)
         said = list(run.steps())
         return run, watched, said
@@ -328,17 +329,17 @@ def test_records_reach_it_through_noised_sums_alone(name, rows, recipe):
 def test_labels_of_fakes_do_not_follow_the_records():
     rows = Rows.random(50)
     rows.labels[:] = 1
-    labels = torch.cat([training(rows, seed=seed).made_up(30)[1] for seed in range(20)])
+    labels = torch.cat([training(rows, seed=seed).sample_fakes(30)[1] for seed in range(20)])
     assert torch.bincount(labels, minlength=3).min() > 140
 
 
 def test_the_number_of_fakes_does_not_follow_the_records():
     run = training()
-    run.draws._draw = lambda: np.arange(31)
-    run.pace.due = lambda: False
+    run.mechanism.sampler = FixedSampler(np.arange(31), steps=6)
+    run.schedule.generator_turn = lambda: False
     next(run.steps())
     assert run.fakes == 10
-    assert len(run.last.norms) == 31 + 10
+    assert len(run.clipped.norms) == 31 + 10
 
 
 def test_a_plan_whose_event_says_otherwise_is_refused(monkeypatch):
@@ -361,13 +362,13 @@ def test_weights_that_are_no_numbers_are_a_fault():
     run = training()
     list(run.steps())
     with torch.no_grad():
-        run.generator.seed.weight[0] = math.nan
+        run.generator.network.seed.weight[0] = math.nan
     with pytest.raises(Failure) as failure:
         run.synthesizer()
     assert failure.value.fault is Fault.DIVERGED
 
 
-# The pace
+# The schedule
 
 
 def test_the_ladder_is_that_of_the_paper():
@@ -375,34 +376,34 @@ def test_the_ladder_is_that_of_the_paper():
 
 
 def test_a_fixed_frequency_stays():
-    pace = Pace(DPGANRecipe(discriminator_steps=5, accuracy_floor=None))
-    assert [pace.due() for _ in range(10)] == [False] * 4 + [True] + [False] * 4 + [True]
+    schedule = StepSchedule(DPGANRecipe(discriminator_steps=5, accuracy_floor=None))
+    assert [schedule.generator_turn() for _ in range(10)] == [False] * 4 + [True] + [False] * 4 + [True]
     for _ in range(1000):
-        pace.saw(0.0)
-    assert pace.every == 5
+        schedule.update(0.0)
+    assert schedule.every == 5
 
 
 def test_low_accuracy_climbs_the_ladder_after_a_grace():
-    pace = Pace(DPGANRecipe(accuracy_decay=0.9, accuracy_floor=0.6))  # grace of 20
+    schedule = StepSchedule(DPGANRecipe(accuracy_decay=0.9, accuracy_floor=0.6))  # grace of 20
     climbs = []
     for step in range(1, 61):
-        pace.saw(0.5)
-        if not climbs or climbs[-1][1] != pace.every:
-            climbs.append((step, pace.every))
+        schedule.update(0.5)
+        if not climbs or climbs[-1][1] != schedule.every:
+            climbs.append((step, int(schedule.every)))
     assert climbs == [(1, 1), (20, 2), (40, 5), (60, 10)]
 
 
 def test_high_accuracy_stays_and_the_average_forgets():
-    pace = Pace(DPGANRecipe(accuracy_decay=0.9, accuracy_floor=0.6))
+    schedule = StepSchedule(DPGANRecipe(accuracy_decay=0.9, accuracy_floor=0.6))
     for _ in range(100):
-        pace.saw(0.9)
-    assert pace.every == 1
+        schedule.update(0.9)
+    assert schedule.every == 1
     seen = 0.9
     for _ in range(5):
-        pace.saw(0.1)
+        schedule.update(0.1)
         seen = 0.9 * seen + 0.1 * 0.1
-    assert pace.accuracy == pytest.approx(seen)
-    assert pace.every == 2
+    assert schedule.accuracy.item() == pytest.approx(seen)
+    assert schedule.every == 2
 
 
 def test_the_generator_moves_when_the_pace_says():
@@ -410,24 +411,24 @@ def test_the_generator_moves_when_the_pace_says():
         recipe=DPGANRecipe(**{**SMALL.to_dict(), "discriminator_steps": 3, "accuracy_floor": None})
     )
     moved = []
-    before = run.generator.seed.weight.clone()
+    before = run.generator.network.seed.weight.clone()
     for _ in run.steps():
-        moved.append(not torch.equal(before, run.generator.seed.weight))
-        before = run.generator.seed.weight.clone()
+        moved.append(not torch.equal(before, run.generator.network.seed.weight))
+        before = run.generator.network.seed.weight.clone()
     assert moved == [False, False, True] * 2
-    assert run.generator_steps == 2
+    assert run.generator.taken == 2
 
 
 def test_the_average_is_what_leaves_if_asked_for():
     with_average = DPGANRecipe(**{**SMALL.to_dict(), "average_decay": 0.5})
     run = training(recipe=with_average)
-    expected = run.generator.seed.weight.detach().clone()
+    expected = run.generator.network.seed.weight.detach().clone()
     for step, _ in enumerate(run.steps(), start=1):
         decay = min(0.5, (1 + step) / (10 + step))
-        expected = decay * expected + (1 - decay) * run.generator.seed.weight.detach()
+        expected = decay * expected + (1 - decay) * run.generator.network.seed.weight.detach()
     left = run.synthesizer().network.seed.weight
     assert torch.allclose(left, expected, atol=1e-6)
-    assert not torch.equal(left, run.generator.seed.weight)
+    assert not torch.equal(left, run.generator.network.seed.weight)
 
 
 # Recipes
@@ -540,4 +541,6 @@ def test_a_synthesizer_holds_the_generator_and_nothing_of_the_discriminator():
     list(run.steps())
     from safetensors.torch import load
 
-    assert set(load(run.synthesizer().to_files()[WEIGHTS])) == set(dict(run.generator.named_parameters()))
+    assert set(load(run.synthesizer().to_files()[WEIGHTS])) == set(
+        dict(run.generator.network.named_parameters())
+    )

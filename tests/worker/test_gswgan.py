@@ -15,7 +15,7 @@ from torch import Tensor
 
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
-from sluice.generators.dense import Dense
+from sluice.generators.dct import LowFrequencies
 from sluice.methods import plan_from_dict
 from sluice.methods.base import Clipping, Target
 from sluice.methods.gswgan import GSWGANPlan, GSWGANRecipe
@@ -23,12 +23,13 @@ from sluice.privacy.accountant import Accountant
 from sluice.privacy.events import Query, Rotation
 from sluice.privacy.problems import InvalidPlan
 from sluice.privacy.relation import Relation
-from tests.fakes import ImageRows, SeededRng
+from tests.fakes import FixedSampler, ImageRows, SeededRng
 from worker.mechanisms.clipping import clip_rows
 from worker.mechanisms.noise import SecureRng
-from worker.mechanisms.sampling import Draws, PartRotation
-from worker.trainers.gswgan import Discriminators, Frequencies, GSWGANTraining
-from worker.trainers.networks import difference
+from worker.mechanisms.sampling import PartRotation
+from worker.trainers.gswgan import Discriminators
+from worker.trainers.gswgan import Trainer as GSWGANTrainer
+from worker.trainers.networks import diversity
 
 SMALL = GSWGANRecipe(
     frequencies=4,
@@ -52,9 +53,9 @@ def plan(**changes: object) -> GSWGANPlan:
     return GSWGANPlan(**given | changes)
 
 
-def training(records: Rows | None = None, *, seed: int = 0, **changes: object) -> GSWGANTraining:
+def training(records: Rows | None = None, *, seed: int = 0, **changes: object) -> GSWGANTrainer:
     rows = records if records is not None else Rows.random(50)
-    return GSWGANTraining(plan(**changes), rows, rng=SeededRng(seed), device="cpu")
+    return GSWGANTrainer(plan(**changes), rows, rng=SeededRng(seed), device="cpu")
 
 
 def rotation(**changes: object) -> PartRotation:
@@ -88,14 +89,14 @@ def test_parts_of_more_records_than_are_looked_at_in_one_go(monkeypatch):
 def test_a_key_is_fresh_for_each_training_and_owes_nothing_to_the_records():
     """Drawn from the training's randomness alone: not from records, their number, or the plan."""
     fresh = {
-        GSWGANTraining(plan(), Rows.random(5), rng=SecureRng(), device="cpu").sampling.key for _ in range(5)
+        GSWGANTrainer(plan(), Rows.random(5), rng=SecureRng(), device="cpu").rotation.key for _ in range(5)
     }
     assert len(fresh) == 5
     assert all(len(key) == 32 for key in fresh)
-    keys = [training(Rows.random(count), seed=7).sampling.key for count in (50, 51, 0)]
-    keys.append(training(seed=7, steps=2, noise_multiplier=3.0).sampling.key)
-    assert set(keys) == {training(seed=7).sampling.key}
-    assert training(seed=8).sampling.key not in keys
+    keys = [training(Rows.random(count), seed=7).rotation.key for count in (50, 51, 0)]
+    keys.append(training(seed=7, steps=2, noise_multiplier=3.0).rotation.key)
+    assert set(keys) == {training(seed=7).rotation.key}
+    assert training(seed=8).rotation.key not in keys
 
 
 def test_parts_of_records_are_independent_of_each_other():
@@ -121,7 +122,7 @@ def test_records_of_a_part_are_drawn_evenly_wherever_they_stand():
     """2^64 is one more than a multiple of three: one of all words would favour the first of three records."""
     sampler = rotation(parts=1, panel=1, batch=4, steps=1)
     said = Said([0, 1, 2**64 - 1, 0], [2, 0], [3])
-    assert sampler.batches(Rows.random(3), said).draw().tolist() == [[2, 1, 0, 0]]
+    assert sampler.draw(3, said).tolist() == [[2, 1, 0, 0]]
     assert not said.left
 
 
@@ -141,7 +142,8 @@ def test_every_part_has_exactly_its_turns(parts, panel, steps):
 def test_a_step_has_rows_of_its_own_parts_alone():
     rows, sampler = Rows.random(300), rotation(steps=8, batch=50)
     part_of = sampler.part_of(300)
-    for step, batch in enumerate(sampler.batches(rows, SeededRng(1))):
+    for step in range(sampler.steps):
+        batch = sampler.draw(len(rows), SeededRng(step), step)
         assert batch.shape == (4, 50)
         for part, drawn in zip(sampler.turn(step), batch, strict=True):
             assert set(part_of[drawn]) == {part}
@@ -149,18 +151,11 @@ def test_a_step_has_rows_of_its_own_parts_alone():
 
 
 def test_a_part_without_records_gives_blank_rows():
-    batches = list(rotation(parts=8, panel=8, steps=2).batches(Rows.random(3), SeededRng(0)))
+    batches = [rotation(parts=8, panel=8, steps=2).draw(3, SeededRng(0), step) for step in range(2)]
     taken = set(rotation(parts=8).part_of(3))
     for batch in batches:
         assert {part for part, drawn in enumerate(batch) if (drawn >= 0).all()} == taken
         assert {part for part, drawn in enumerate(batch) if (drawn == -1).all()} == set(range(8)) - taken
-
-
-def test_one_who_continues_takes_the_next_turn():
-    draws = rotation(steps=6).batches(Rows.random(300), SeededRng(0), drawn=3)
-    part_of = rotation().part_of(300)
-    assert set(part_of[draws.draw().flatten()]) == set(rotation().turn(3))
-    assert draws.drawn == 4
 
 
 def test_what_a_panel_costs_is_a_rotation_of_panels():
@@ -218,21 +213,19 @@ def test_recipes_read_back_as_they_were_written():
 
 
 def test_frequencies_are_orthonormal_and_all_of_them_lose_nothing():
-    shape = Dense(height=9, width=8, channels=3, classes=2)
     images = torch.rand(4, 3, 9, 8) * 2 - 1
-    whole, low = Frequencies(shape, None), Frequencies(shape, 3)
+    whole, low = (LowFrequencies(3, 9, 8, count, dtype=torch.float32) for count in (9, 3))
     assert whole.size == 3 * 9 * 8
     assert low.size == 3 * 3 * 3
-    lengths = whole.of(images).norm(dim=1) / whole.scale
+    lengths = whole.coefficients(images).norm(dim=1)
     assert torch.allclose(lengths, images.flatten(1).norm(dim=1), atol=1e-5)
-    kept = whole.of(images).view(4, 3, 9, 8)[:, :, :3, :3].flatten(1)
-    assert torch.allclose(low.of(images), kept, atol=1e-6)
+    kept = whole.coefficients(images).view(4, 3, 9, 8)[:, :, :3, :3].flatten(1)
+    assert torch.allclose(low.coefficients(images), kept, atol=1e-6)
 
 
 def several(count: int = 3) -> Discriminators:
     torch.manual_seed(1)
-    weights = torch.randn(count, Discriminators.size(given=6, classes=3, features=5))
-    return Discriminators(weights, given=6, classes=3)
+    return Discriminators(torch.randn(count, (6 + 3 + 2) * 5), inputs=6, classes=3)
 
 
 def test_gradients_are_those_of_the_scores():
@@ -287,22 +280,22 @@ def test_what_is_noised_is_the_sum_of_clipped_answers(clipping, records):
     run = training(Rows.random(records), clipping=clipping, clip_norm=0.01)
     totals: list[Tensor] = []
     seen: list[tuple[Tensor, Tensor]] = []
-    release, answers = run.releases.release, run.answers
-    run.releases.release = lambda total: totals.append(total.clone()) or release(total)
+    release, answers = run.mechanism.release, run.answers
+    run.mechanism.release = lambda total: totals.append(total.clone()) or release(total)
     run.answers = lambda batch, x, labels: seen.append((x, labels)) or answers(batch, x, labels)
     for step, _ in enumerate(run.steps()):
-        turn = run.sampling.turn(step)
-        mine = Discriminators(run.discriminators[turn[0] : turn[-1] + 1].clone(), given=16, classes=3)
+        turn = run.rotation.turn(step)
+        mine = Discriminators(run.discriminators[turn[0] : turn[-1] + 1].clone(), inputs=16, classes=3)
         (x, labels), expected = seen[step], torch.zeros(5 * 16, dtype=torch.float64)
         uphill = mine.gradients(x.expand(4, -1, -1), labels.expand(4, -1)).detach()
         for answer in -uphill:
             rows = answer if clipping is Clipping.PER_IMAGE else answer.flatten()[None]
-            clipped, norms = clip_rows(rows, run.clip_norm)
+            clipped, norms = clip_rows(rows, run.mechanism.clip_norm)
             assert norms.max() > 0.01
-            assert clipped.norm(dim=1).max() <= run.clip_norm < 0.01
+            assert clipped.norm(dim=1).max() <= run.mechanism.clip_norm < 0.01
             expected += clipped.flatten()
         assert torch.allclose(totals[step], expected, atol=1e-9)
-    assert run.releases.made == 6
+    assert run.mechanism.released == 6
 
 
 def test_the_generator_follows_the_noised_answers_uphill():
@@ -310,11 +303,11 @@ def test_the_generator_follows_the_noised_answers_uphill():
     run = training(recipe=replace(SMALL, generator_rate=1e-3))
     latents, labels = run.latents(30)
     torch.manual_seed(2)
-    made = Discriminators(torch.randn(1, run.discriminators.shape[1]), given=16, classes=3)
+    made = Discriminators(torch.randn(1, run.discriminators.shape[1]), inputs=16, classes=3)
 
     def score() -> tuple[Tensor, Tensor, Tensor]:
         images = run.generator(latents, labels)
-        x = run.frequencies.of(images)
+        x = run.inputs(images)
         return images, x, made.scores(x[None], labels[None]).mean()
 
     images, x, before = score()
@@ -325,7 +318,7 @@ def test_the_generator_follows_the_noised_answers_uphill():
 
 def test_images_shown_are_pairs_of_a_label_and_all_labels_come_up():
     run = training()
-    assert run.shown == 6
+    assert run.generated == 6
     met: set[int] = set()
     for _ in range(30):
         labels = run.latents(6)[1]
@@ -341,8 +334,8 @@ def test_variety_is_rewarded():
         run = training(recipe=replace(SMALL, variety=variety, generator_rate=1e-2))
         for _ in range(20):
             images = run.generator(*run.latents(30))
-            run.follow(images, run.frequencies.of(images), torch.zeros(30, 16))
-        apart.append(difference(images).item())
+            run.follow(images, run.inputs(images), torch.zeros(30, 16))
+        apart.append(diversity(images).item())
     assert apart[1] > 2 * apart[0]
 
 
@@ -362,7 +355,7 @@ def test_only_those_whose_turn_it_is_learn():
     before = run.discriminators.clone()
     for step, _ in zip(range(2), run.steps(), strict=False):
         moved = (run.discriminators != before).any(1).nonzero().flatten().tolist()
-        assert moved == list(run.sampling.turn(step))
+        assert moved == list(run.rotation.turn(step))
         before = run.discriminators.clone()
 
 
@@ -374,8 +367,8 @@ def test_how_many_are_abreast_changes_nothing():
             run.discriminators.copy_(training().discriminators)
         totals: list[Tensor] = []
         run.shares = lambda *shape: torch.full(shape, 0.5)
-        release = run.releases.release
-        run.releases.release = lambda total, release=release, totals=totals: (
+        release = run.mechanism.release
+        run.mechanism.release = lambda total, release=release, totals=totals: (
             totals.append(total.clone()) or release(total)
         )
         next(run.steps())
@@ -390,10 +383,10 @@ def test_how_many_are_abreast_changes_nothing():
 class Recorded:
     """Keeps what was about to be noised, and says again what was released before."""
 
-    def __init__(self, run: GSWGANTraining, replay: list[Tensor] | None = None) -> None:
+    def __init__(self, run: GSWGANTrainer, replay: list[Tensor] | None = None) -> None:
         self.totals: list[Tensor] = []
         self.released: list[Tensor] = []
-        release = run.releases.release
+        release = run.mechanism.release
 
         def recorded(total: Tensor) -> Tensor:
             self.totals.append(total.clone())
@@ -403,7 +396,7 @@ class Recorded:
             self.released.append(out.clone())
             return out
 
-        run.releases.release = recorded
+        run.mechanism.release = recorded
 
 
 def neighbours() -> list[tuple[str, Rows]]:
@@ -429,7 +422,7 @@ def neighbours() -> list[tuple[str, Rows]]:
 def test_records_reach_the_generator_through_noised_sums_alone(name, rows, clipping):
     """With the releases held the same nothing public moves, and sums by at most what was declared."""
 
-    def run_on(records: Rows, replay: list[Tensor] | None) -> tuple[GSWGANTraining, Recorded, list[object]]:
+    def run_on(records: Rows, replay: list[Tensor] | None) -> tuple[GSWGANTrainer, Recorded, list[object]]:
         run = training(records, steps=8, clipping=clipping, clip_norm=0.05, seed=3)
         watched = Recorded(run, replay)
         said = list(run.steps())
@@ -442,7 +435,7 @@ def test_records_reach_the_generator_through_noised_sums_alone(name, rows, clipp
     handed, handed_too = one.handed_on(), other.handed_on()
     assert all(torch.equal(handed[key], handed_too[key]) for key in handed)
     index = {"added": 50}.get(name, 49)
-    part = one.sampling.part_of(51)[index]
+    part = one.rotation.part_of(51)[index]
     kept, kept_too = one.checkpoint(), other.checkpoint()
     for key in kept:
         if key == "discriminator.weights":
@@ -455,27 +448,27 @@ def test_records_reach_the_generator_through_noised_sums_alone(name, rows, clipp
     assert max(gaps) <= bound
     assert max(gaps) > 0
     # The record's own panel answers in every second step; in the others it has no say.
-    assert all(gap == 0 for step, gap in enumerate(gaps) if part not in one.sampling.turn(step))
+    assert all(gap == 0 for step, gap in enumerate(gaps) if part not in one.rotation.turn(step))
 
 
 @pytest.mark.parametrize("clipping", [*Clipping][:2])
 def test_a_record_in_a_part_without_others_changes_that_part_alone(clipping):
     """Three records in eight parts, and a fourth: how many parts have records is nothing to the others."""
     four = Rows.random(4)
-    ends: list[tuple[GSWGANTraining, Recorded]] = []
+    ends: list[tuple[GSWGANTrainer, Recorded]] = []
     for rows in (Rows(four.images[:3], four.labels[:3]), four):
         run = training(rows, steps=8, clipping=clipping, clip_norm=0.05, seed=8)
         watched = Recorded(run, ends[0][1].released if ends else None)
         list(run.steps())
         ends.append((run, watched))
     (one, first), (other, second) = ends
-    part = one.sampling.part_of(4)[3]
-    assert part not in one.sampling.part_of(3)
+    part = one.rotation.part_of(4)[3]
+    assert part not in one.rotation.part_of(3)
     weights = [run.checkpoint()["discriminator.weights"] for run in (one, other)]
     assert (weights[0] != weights[1]).any(1).nonzero().flatten().tolist() == [part]
     gaps = [(a - b).norm().item() for a, b in zip(first.totals, second.totals, strict=True)]
     assert 0 < max(gaps) <= 2 * one.plan.clip_norm * math.sqrt(one.plan.rows)
-    assert all(gap == 0 for step, gap in enumerate(gaps) if part not in one.sampling.turn(step))
+    assert all(gap == 0 for step, gap in enumerate(gaps) if part not in one.rotation.turn(step))
 
 
 def test_an_answer_depends_on_the_records_drawn_and_not_on_where_they_stand():
@@ -486,13 +479,13 @@ def test_an_answer_depends_on_the_records_drawn_and_not_on_where_they_stand():
         torch.cat([base.images, others.images])[order], torch.cat([base.labels, others.labels])[order]
     )
     where = np.append(order.argsort()[:40].numpy(), -1)  # the last one is for blank rows
-    batches = list(rotation(batch=4, steps=6, parts=8).batches(base, SeededRng(5)))
+    sampler, rng = rotation(batch=4, steps=6, parts=8), SeededRng(5)
+    batches = [sampler.draw(40, rng, step) for step in range(6)]
     batches[1][2] = batches[4][0] = -1
     ends = []
     for rows, drawn in ((base, batches), (mixed, [where[batch] for batch in batches])):
         run = training(rows, seed=3)
-        given = iter(drawn)
-        run.draws = Draws(6, lambda given=given: next(given), 0)
+        run.mechanism.sampler = FixedSampler(*drawn, steps=6)
         watched = Recorded(run)
         said = list(run.steps())
         ends.append((watched.totals, said, run.checkpoint(), run.synthesizer().to_files()))
@@ -512,7 +505,7 @@ def test_what_is_handed_on_is_the_generator_and_nothing_of_a_part():
     again = second.handed_on()
     assert all(torch.equal(handed[name], again[name]) for name in handed)
     assert torch.equal(second.discriminators, kept)
-    assert second.sampling.key != first.sampling.key
+    assert second.rotation.key != first.rotation.key
     list(second.steps())
     assert second.synthesizer().to_files() != first.synthesizer().to_files()
 
@@ -535,7 +528,7 @@ def test_one_record_can_move_a_sum_about_as_far_as_is_paid_for():
     totals = []
     for shade in (-1.0, 1.0):
         rows = Rows(torch.full((1, 1, 8, 8), shade), torch.tensor([0]))
-        run = GSWGANTraining(
+        run = GSWGANTrainer(
             plan(
                 parts=1,
                 panel=1,
@@ -573,20 +566,20 @@ def test_a_plan_whose_event_says_otherwise_is_refused(monkeypatch):
 def test_a_checkpoint_keeps_the_parts():
     """Another partition would spread what discriminators know over more records than were paid for."""
     first, second = training(seed=1), training(seed=2)
-    assert first.sampling.key != second.sampling.key
+    assert first.rotation.key != second.rotation.key
     next(first.steps())
     second.restore(first.checkpoint())
-    assert second.sampling.key == first.sampling.key
+    assert second.rotation.key == first.rotation.key
     assert torch.equal(second.discriminators, first.discriminators)
-    part_of = first.sampling.part_of(50)
-    assert set(part_of[second.draws.draw().flatten()]) <= set(first.sampling.turn(1))
+    part_of = first.rotation.part_of(50)
+    assert set(part_of[second.mechanism.draw(second.records).flatten()]) <= set(first.rotation.turn(1))
 
 
 def test_weights_that_are_no_numbers_are_a_fault():
     run = training()
     list(run.steps())
     with torch.no_grad():
-        run.average.norms[0].weight[0] = math.nan
+        run.generator.average.norms[0].weight[0] = math.nan
     with pytest.raises(Failure) as failure:
         run.synthesizer()
     assert failure.value.fault is Fault.DIVERGED

@@ -33,7 +33,7 @@ from tests.worker.conftest import ADAPT, GSWGAN
 from worker import sweep, training
 from worker.lease import Fenced, JobLease
 from worker.train import make_trainer
-from worker.trainers import Progress
+from worker.trainers.base import Progress
 from worker.training import Trainer
 
 SVG = "{http://www.w3.org/2000/svg}"

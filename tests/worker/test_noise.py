@@ -10,7 +10,6 @@ import pytest
 import torch
 from scipy import stats
 
-from core.faults import Failure, Fault
 from tests.fakes import SeededRng
 from worker.mechanisms.noise import GaussianNoise, SecureRng
 
@@ -19,8 +18,8 @@ DRAWS = 100_000
 
 def noise_of(stddev: float, size: int = DRAWS, steps: int = 1) -> torch.Tensor:
     """Noise as a trainer gets it: on a total of zeros."""
-    releases = GaussianNoise(stddev=stddev, size=size, steps=steps).releases(SecureRng())
-    return torch.cat([releases.release(torch.zeros(size)) for _ in range(steps)])
+    noise, rng = GaussianNoise(stddev=stddev, size=size), SecureRng()
+    return torch.cat([noise.add(torch.zeros(size), rng) for _ in range(steps)])
 
 
 @pytest.mark.parametrize("stddev", [1e-3, 1.0, 14.7])
@@ -55,48 +54,32 @@ def test_every_step_has_noise_of_its_own():
 
 
 def test_the_strength_does_not_depend_on_the_number_of_records_or_of_parts():
-    releases = GaussianNoise(stddev=3.0, size=DRAWS, steps=2).releases(SecureRng())
+    noise = GaussianNoise(stddev=3.0, size=DRAWS)
     for total in (torch.zeros(DRAWS), torch.full((DRAWS,), 512.0)):
-        assert 0.989 <= (releases.release(total) - total).std().item() / 3.0 <= 1.011
-
-
-def test_one_release_more_than_planned_is_a_fault():
-    releases = GaussianNoise(stddev=1.0, size=3, steps=2).releases(SecureRng())
-    for _ in range(2):
-        releases.release(torch.zeros(3))
-    with pytest.raises(Failure) as failure:
-        releases.release(torch.zeros(3))
-    assert failure.value.fault is Fault.ACCOUNTING_MISMATCH
-    assert releases.made == 2
-
-
-def test_a_vector_of_another_size_is_a_fault():
-    releases = GaussianNoise(stddev=1.0, size=3, steps=2).releases(SecureRng())
-    with pytest.raises(Failure):
-        releases.release(torch.zeros(4))
+        assert 0.989 <= (noise.add(total, SecureRng()) - total).std().item() / 3.0 <= 1.011
 
 
 @pytest.mark.parametrize("stddev", [0.37, 1.0, 5.6])
 def test_a_release_lies_on_a_grid_that_the_total_only_shifts(stddev):
     """With the same normals, totals in the same cells give the same release, bit for bit."""
-    noise = GaussianNoise(stddev=stddev, size=1000, steps=1)
+    noise = GaussianNoise(stddev=stddev, size=1000)
     total = torch.randn(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 50
     nudged = ((total / noise.grid).round() + 0.49) * noise.grid
-    plain, shifted = (noise.releases(SeededRng(1)).release(given) for given in (total, nudged))
+    plain, shifted = (noise.add(given, SeededRng(1)) for given in (total, nudged))
     assert torch.equal(plain, shifted)
     cells = plain / noise.grid
     assert torch.equal(cells, cells.round())
-    zero = noise.releases(SeededRng(1)).release(torch.zeros(1000)) / noise.grid
+    zero = noise.add(torch.zeros(1000), SeededRng(1)) / noise.grid
     assert torch.equal(cells - zero, (total / noise.grid).round())
 
 
 def test_clipping_leaves_room_for_the_grid():
-    noise = GaussianNoise(stddev=1.3, size=10_000, steps=1)
+    noise = GaussianNoise(stddev=1.3, size=10_000)
     inner = noise.inner(1.0)
     assert 0.9999 < inner < 1.0
     assert inner + noise.grid * math.sqrt(noise.size) <= 1.0
     with pytest.raises(ValueError, match="too coarse"):
-        GaussianNoise(stddev=1e6, size=10_000, steps=1).inner(1e-3)
+        GaussianNoise(stddev=1e6, size=10_000).inner(1e-3)
 
 
 def first_bytes_of_child(rng: SecureRng) -> bytes:

@@ -14,7 +14,7 @@ from torch import Tensor
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
 from sluice.generators.architecture import UnfitSynthesizer
-from sluice.generators.dcgan import DCGAN
+from sluice.generators.dct import LowFrequencies
 from sluice.generators.image import ImageSynthesizer
 from sluice.generators.residual import Residual
 from sluice.methods import plan_from_dict
@@ -26,17 +26,15 @@ from sluice.privacy.problems import InvalidPlan
 from tests.fakes import ImageRows, SeededRng
 from worker.mechanisms.clipping import clip_rows
 from worker.mechanisms.noise import SecureRng
-from worker.trainers.sinkhorn import (
-    MASS_WEIGHT,
-    UNIT_DISTANCE,
+from worker.mechanisms.transport import (
     Cost,
-    Frequencies,
-    SinkhornTraining,
     absolute_distances,
     log_sum_exp,
     semi_debiased,
     transport,
 )
+from worker.trainers.sinkhorn import MASS_WEIGHT, UNIT_DISTANCE
+from worker.trainers.sinkhorn import Trainer as SinkhornTrainer
 
 SMALL = SinkhornRecipe(
     features=16, latent=4, rate=1e-3, entropy=1.0, frequencies=6, fitting_steps=2, fitting_images=10
@@ -55,10 +53,10 @@ def plan(clipping: Clipping, **changes: object) -> SinkhornPlan:
 
 def training(
     clipping: Clipping, records: Rows | None = None, *, recipe: SinkhornRecipe = SMALL, **changes: object
-) -> SinkhornTraining:
+) -> SinkhornTrainer:
     rows = Rows.random(50) if records is None else records
     rng = changes.pop("rng", None) or SeededRng(0)
-    return SinkhornTraining(plan(clipping, **changes), rows, rng=rng, recipe=recipe, device="cpu")
+    return SinkhornTrainer(plan(clipping, **changes), rows, rng=rng, recipe=recipe, device="cpu")
 
 
 # The loss of the paper
@@ -199,24 +197,23 @@ def test_transport_stays_finite(entropy):
 @pytest.mark.parametrize("size", [(8, 8, 1), (9, 14, 3)])
 def test_the_basis_is_orthonormal_and_all_of_it_is_the_image(size):
     height, width, channels = size
-    shape = DCGAN(height=height, width=width, channels=channels, classes=2)
     images = torch.rand(4, channels, height, width, dtype=torch.float64)
-    whole, some = Frequencies(shape, 64, "cpu"), Frequencies(shape, 5, "cpu")
-    assert torch.allclose(whole.images(whole.of(images)), images)
-    assert torch.allclose(whole.of(images).norm(dim=1), images.flatten(1).norm(dim=1))
+    whole, some = (LowFrequencies(channels, height, width, count, dtype=torch.float64) for count in (64, 5))
+    assert torch.allclose(whole.images(whole.coefficients(images)), images)
+    assert torch.allclose(whole.coefficients(images).norm(dim=1), images.flatten(1).norm(dim=1))
     coefficients = torch.rand(4, some.size, dtype=torch.float64)
     assert some.size == 25 * channels
-    assert torch.allclose(some.of(some.images(coefficients)), coefficients)
+    assert torch.allclose(some.coefficients(some.images(coefficients)), coefficients)
 
 
 # What is released
 
 
-def plain_semidual(run: SinkhornTraining, images: Tensor, labels: Tensor) -> Tensor:
+def plain_semidual(run: SinkhornTrainer, images: Tensor, labels: Tensor) -> Tensor:
     """Each record's gradient of the semi-dual, differentiated by itself in pixels and then clipped."""
     points = run.query.points.clone().requires_grad_()
     potentials = run.query.potentials.clone().requires_grad_()
-    unlike = 2 * run.student.recipe.class_weight**2
+    unlike = 2 * run.recipe.class_weight**2
     rows = []
     for image, label in zip(images.double(), labels, strict=True):
         squares = (run.query.basis.images(points) - image).flatten(1).square().sum(1)
@@ -226,7 +223,7 @@ def plain_semidual(run: SinkhornTraining, images: Tensor, labels: Tensor) -> Ten
         in_points, in_potentials = torch.autograd.grad(value, (points, potentials))
         pulls = -in_points / 2 / (UNIT_DISTANCE * math.sqrt(images[0].numel()))
         rows.append(torch.cat([pulls.flatten(), -MASS_WEIGHT * in_potentials]))
-    return clip_rows(torch.stack(rows), run.clip_norm)[0].sum(0)
+    return clip_rows(torch.stack(rows), run.mechanism.clip_norm)[0].sum(0)
 
 
 @pytest.mark.parametrize("drawn", [1, 7, 40])
@@ -235,7 +232,7 @@ def test_semidual_releases_the_sum_of_clipped_gradients(drawn):
     run = training(Clipping.SEMIDUAL, clip_norm=0.4)
     list(zip(run.steps(), range(3), strict=False))  # points and potentials that have moved
     images, labels = run.records.take(np.arange(drawn))
-    found = run.query.total(images, labels, clip_norm=run.clip_norm)
+    found = run.query.total(images, labels, clip_norm=run.mechanism.clip_norm)
     expected = plain_semidual(run, images, labels)
     assert torch.allclose(found, expected, atol=1e-9)
     assert run.diagnostics()["clipped"] > 0 or drawn == 1
@@ -247,7 +244,7 @@ def test_joint_and_per_image_release_the_clipped_gradient():
     for clipping, norm in ((Clipping.JOINT, 0.5), (Clipping.PER_IMAGE, 0.5), (Clipping.JOINT, 1e6)):
         run = training(clipping, clip_norm=norm)
         images, labels = run.records.take(np.arange(20))
-        totals[clipping, norm] = run.query.total(images, labels, clip_norm=run.clip_norm)
+        totals[clipping, norm] = run.query.total(images, labels, clip_norm=run.mechanism.clip_norm)
     whole = totals[Clipping.JOINT, 1e6]
     assert torch.allclose(totals[Clipping.JOINT, 0.5], whole * 0.5 / whole.norm(), rtol=1e-4)
     rows = whole.view(10, -1)
@@ -266,19 +263,20 @@ def test_no_contribution_is_longer_than_the_clip_norm(clipping):
     images = torch.cat([Rows.random(9).images, *(torch.full((1, 1, 8, 8), n) for n in (-1.0, 1 / 3, 1.0))])
     labels = torch.arange(12) % 3
     for some in (slice(None), *(slice(record, record + 1) for record in range(12))):
-        total = run.query.total(images[some], labels[some], clip_norm=run.clip_norm)
+        total = run.query.total(images[some], labels[some], clip_norm=run.mechanism.clip_norm)
         if clipping is Clipping.SEMIDUAL and some.start is None:
             continue  # a sum of twelve
         rows = total.view(10, -1) if clipping is Clipping.PER_IMAGE else total[None]
-        assert 0 < rows.norm(dim=1).max() <= run.clip_norm
-        assert total.norm() + run.noise.grid * math.sqrt(run.noise.size) <= 1e-3 * math.sqrt(run.plan.rows)
+        assert 0 < rows.norm(dim=1).max() <= run.mechanism.clip_norm
+        noise = run.mechanism.noise
+        assert total.norm() + noise.grid * math.sqrt(noise.size) <= 1e-3 * math.sqrt(run.plan.rows)
 
 
 def test_the_images_not_noised_are_clipped_too():
     run = training(Clipping.PER_IMAGE, clip_norm=1e-3)
-    run.query.total(*run.records.take(np.arange(20)), clip_norm=run.clip_norm)
-    assert run.query.rest.shape == (2, 36)
-    assert run.query.rest.norm(dim=1).tolist() == pytest.approx([1e-3] * 2, rel=1e-3)
+    run.query.total(*run.records.take(np.arange(20)), clip_norm=run.mechanism.clip_norm)
+    assert run.query.public_rows.shape == (2, 36)
+    assert run.query.public_rows.norm(dim=1).tolist() == pytest.approx([1e-3] * 2, rel=1e-3)
 
 
 @every_clipping
@@ -293,8 +291,8 @@ def test_every_release_has_noise_of_the_planned_strength(clipping, records):
         pass
     unit = {"joint": 2 * 0.5, "per_image": 2 * 0.5 * math.sqrt(60), "semidual": 0.5}[clipping]
     strength = torch.cat(given).std().item() / (200.0 * unit)
-    assert abs(strength - 1) < 6 / math.sqrt(2 * 4 * run.noise.size)
-    assert run.releases.made == len(given) == 4
+    assert abs(strength - 1) < 6 / math.sqrt(2 * 4 * run.mechanism.noise.size)
+    assert run.mechanism.released == len(given) == 4
 
 
 # Neighbours
@@ -330,14 +328,14 @@ NEIGHBOURS: dict[str, Callable[[], Rows]] = {
 
 def laid_side_by_side(
     clipping: Clipping, one: Rows, other: Rows, **changes: object
-) -> tuple[SinkhornTraining, list[float]]:
+) -> tuple[SinkhornTrainer, list[float]]:
     """Both with the same randomness and the same releases; how far apart the totals were before noise."""
     totals: list[list[Tensor]] = [[], []]
     released: list[Tensor] = []
     runs, said = [], []
     for side, rows in enumerate((one, other)):
         run = training(clipping, rows, rng=PerRecordRng(3), **changes)
-        release = run.releases.release
+        release = run.mechanism.release
 
         def recorded(total: Tensor, side: int = side, release: Callable = release) -> Tensor:
             totals[side].append(total.clone())
@@ -346,7 +344,7 @@ def laid_side_by_side(
                 released.append(out.clone())
             return released[len(totals[side]) - 1].clone()
 
-        run.releases.release = recorded
+        run.mechanism.release = recorded
         said.append(list(run.steps()))
         runs.append(run)
     assert said[0] == said[1]
@@ -390,8 +388,9 @@ def test_a_far_record_moves_a_semidual_release_by_the_norm_and_no_further():
     for others in (0, 30):
         run = training(Clipping.SEMIDUAL, clip_norm=0.05)
         images, labels = Rows.random(31).images, Rows.random(31).labels
-        with_it = run.query.total(images[: others + 1], labels[: others + 1], clip_norm=run.clip_norm)
-        without = run.query.total(images[1 : others + 1], labels[1 : others + 1], clip_norm=run.clip_norm)
+        images, labels, norm = images[: others + 1], labels[: others + 1], run.mechanism.clip_norm
+        with_it = run.query.total(images, labels, clip_norm=norm)
+        without = run.query.total(images[1:], labels[1:], clip_norm=norm)
         moved.append((with_it - without).norm().item())
     assert moved == pytest.approx([0.05, 0.05], rel=1e-5)
     assert max(moved) <= 0.05
@@ -404,8 +403,8 @@ def test_a_record_that_is_no_number_is_nobody(clipping):
     totals = []
     for rows in (base, Rows(base.images[np.arange(50) != 7], base.labels[np.arange(50) != 7])):
         run = training(clipping, rows)
-        images, labels = run.readable(*rows.take(np.arange(len(rows))))
-        totals.append(run.query.total(images, labels, clip_norm=run.clip_norm))
+        images, labels = run.take_finite(np.arange(len(rows)))
+        totals.append(run.query.total(images, labels, clip_norm=run.mechanism.clip_norm))
     assert torch.equal(*totals)
 
 
@@ -413,7 +412,8 @@ def test_records_are_brought_within_what_was_declared_each_by_itself():
     """A pixel or a label outside is the nearest inside; a record that is no number is left out."""
     images = torch.zeros(4, 1, 8, 8)
     images[0], images[1, 0, 0, 0], images[2] = 1e30, math.nan, -7.0
-    found, labels = training(Clipping.SEMIDUAL).readable(images, torch.tensor([99, 1, -5, 1]))
+    run = training(Clipping.SEMIDUAL, Rows(images, torch.tensor([99, 1, -5, 1])))
+    found, labels = run.take_finite(np.arange(4))
     assert found[:, 0, 0, 0].tolist() == [1.0, -1.0, 0.0]
     assert labels.tolist() == [2, 0, 1]
 
@@ -424,7 +424,7 @@ def test_labels_of_what_is_made_do_not_follow_the_records(clipping):
     rows.labels[:] = 1
     run = training(clipping, rows)
     list(run.steps())
-    assert torch.bincount(run.student.labels(900), minlength=3).min() > 240
+    assert torch.bincount(run.uniform_labels(900), minlength=3).min() > 240
     if clipping is Clipping.SEMIDUAL:
         assert torch.bincount(run.query.labels).tolist() == [4, 3, 3]
 
@@ -546,13 +546,13 @@ def test_the_classes_come_out_as_they_went_in(clipping):
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_the_generator_goes_down_the_gradient_it_is_given(optimizer):
     run = training(Clipping.JOINT, recipe=SinkhornRecipe(**{**SMALL.to_dict(), "optimizer": optimizer}))
-    images = run.student.made(torch.tensor([0, 1, 2]))
-    before = run.student.generator.body[0].weight.detach().clone()
+    images = run.generate(torch.tensor([0, 1, 2]))
+    before = run.generator.network.body[0].weight.detach().clone()
     expected = torch.autograd.grad(
-        images, run.student.generator.body[0].weight, torch.ones_like(images), True
+        images, run.generator.network.body[0].weight, torch.ones_like(images), True
     )[0]
-    run.student.follow(images, torch.ones_like(images))
-    moved = before - run.student.generator.body[0].weight.detach()
+    run.follow(images, torch.ones_like(images))
+    moved = before - run.generator.network.body[0].weight.detach()
     if optimizer == "sgd":
         assert torch.allclose(moved, 1e-3 * (expected + 2e-5 * before), atol=1e-6)
     else:
@@ -561,7 +561,7 @@ def test_the_generator_goes_down_the_gradient_it_is_given(optimizer):
 
 def test_the_average_is_what_leaves_if_asked_for():
     run = training(Clipping.JOINT, recipe=SinkhornRecipe(**{**SMALL.to_dict(), "average_decay": 0.5}))
-    weight = run.student.generator.seed.weight
+    weight = run.generator.network.seed.weight
     expected = weight.detach().clone()
     for step, _ in enumerate(run.steps(), start=1):
         expected = expected.lerp(weight.detach(), 1 - min(0.5, (1 + step) / (10 + step)))
@@ -573,7 +573,7 @@ def test_weights_that_are_no_numbers_are_a_fault():
     run = training(Clipping.JOINT)
     list(run.steps())
     with torch.no_grad():
-        run.student.generator.seed.weight[0] = math.nan
+        run.generator.network.seed.weight[0] = math.nan
     with pytest.raises(Failure) as failure:
         run.synthesizer()
     assert failure.value.fault is Fault.DIVERGED

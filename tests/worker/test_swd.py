@@ -11,6 +11,7 @@ from torch import Tensor
 
 from core.faults import Failure, Fault
 from core.schema import ImageSchema
+from sluice.generators.dct import LowFrequencies
 from sluice.generators.image import ImageSynthesizer
 from sluice.methods.swd import SWDPlan, SWDRecipe
 from sluice.methods.swd_one_shot import Features, OneShotRecipe, Patterns, SWDOneShotPlan
@@ -20,17 +21,17 @@ from tests.fakes import ImageRows, SeededRng
 from worker.mechanisms.noise import SecureRng
 from worker.mechanisms.projections import (
     Moments,
-    Pixels,
-    clipped,
+    clip_differentiably,
     directions,
-    matched,
-    ordered,
+    interpolate_quantiles,
+    match_ranks,
     private_rows,
-    sliced,
-    spread,
+    sliced_distance,
+    sort_rows,
 )
-from worker.trainers.swd import SWDTraining
-from worker.trainers.swd_one_shot import UNIT, Histograms, SWDOneShotTraining, on_simplex, patterns
+from worker.trainers.swd import Trainer as SWDTrainer
+from worker.trainers.swd_one_shot import UNIT, Histograms, patterns, project_to_simplex
+from worker.trainers.swd_one_shot import Trainer as SWDOneShotTrainer
 
 SMALL = SWDRecipe(features=16, latent=4)
 BRIEF = OneShotRecipe(features=16, latent=4, generator_steps=5, images=5, compared=6)
@@ -45,18 +46,18 @@ def plan(**changes: object) -> SWDPlan:
     return SWDPlan(**given | {"recipe": SMALL} | changes)
 
 
-def training(records: Rows | None = None, *, seed: int = 0, **changes: object) -> SWDTraining:
+def training(records: Rows | None = None, *, seed: int = 0, **changes: object) -> SWDTrainer:
     rows = records if records is not None else Rows.random(50)
-    return SWDTraining(plan(**changes), rows, rng=SeededRng(seed), device="cpu")
+    return SWDTrainer(plan(**changes), rows, rng=SeededRng(seed), device="cpu")
 
 
 def one_shot_plan(**changes: object) -> SWDOneShotPlan:
     return SWDOneShotPlan(**{"noise_multiplier": 1.0, "directions": 12, "recipe": BRIEF} | changes)
 
 
-def one_shot(records: Rows | None = None, *, seed: int = 0, **changes: object) -> SWDOneShotTraining:
+def one_shot(records: Rows | None = None, *, seed: int = 0, **changes: object) -> SWDOneShotTrainer:
     rows = records if records is not None else Rows.random(50)
-    return SWDOneShotTraining(one_shot_plan(**changes), rows, rng=SeededRng(seed), device="cpu")
+    return SWDOneShotTrainer(one_shot_plan(**changes), rows, rng=SeededRng(seed), device="cpu")
 
 
 # The distance
@@ -72,7 +73,7 @@ def test_the_distance_between_gaussians_is_the_closed_form(noise):
     along = directions(Geometry.ORTHONORMAL, 2 * dim, dim, SeededRng(2))
     values, real = (along @ rows.T for rows in (one, other))
     values, real = (v + noise * torch.randn(v.shape, generator=source) for v in (values, real))
-    found, _ = sliced(values, ordered(real))
+    found, _ = sliced_distance(values, sort_rows(real))
     smooth = [math.hypot(width, noise) for width in widths]
     assert found == pytest.approx(apart**2 / dim + (smooth[0] - smooth[1]) ** 2, rel=0.02)
 
@@ -82,22 +83,22 @@ def test_the_gradient_is_that_of_differentiating_through_the_sort():
     values = torch.randn(5, 40, generator=source, requires_grad=True)
     quantiles = torch.randn(5, 40, generator=source).sort(1).values
     loss = (values.sort(1).values - quantiles).square().mean()
-    found, gradient = sliced(values.detach().clone(), quantiles)
+    found, gradient = sliced_distance(values.detach().clone(), quantiles)
     assert found == pytest.approx(loss.item(), rel=1e-6)
     assert torch.allclose(gradient, torch.autograd.grad(loss, values)[0], atol=1e-7)
 
 
 def test_values_meet_the_quantile_of_their_rank():
     values, quantiles = torch.tensor([[3.0, -1.0, 2.0]]), torch.tensor([[10.0, 20.0, 30.0]])
-    assert matched(values, quantiles).tolist() == [[30.0, 10.0, 20.0]]
-    assert ordered(values).tolist() == [[-1.0, 2.0, 3.0]]
+    assert match_ranks(values, quantiles).tolist() == [[30.0, 10.0, 20.0]]
+    assert sort_rows(values).tolist() == [[-1.0, 2.0, 3.0]]
 
 
 def test_spread_quantiles_are_those_of_the_same_distribution():
     quantiles = torch.tensor([[0.0, 1.0, 3.0]])
-    assert spread(quantiles, 1) is quantiles
-    assert spread(quantiles, 2).tolist() == [[0.0, 0.25, 0.75, 1.5, 2.5, 3.0]]
-    assert spread(torch.tensor([[4.0]]), 3).tolist() == [[4.0] * 3]
+    assert interpolate_quantiles(quantiles, 1) is quantiles
+    assert interpolate_quantiles(quantiles, 2).tolist() == [[0.0, 0.25, 0.75, 1.5, 2.5, 3.0]]
+    assert interpolate_quantiles(torch.tensor([[4.0]]), 3).tolist() == [[4.0] * 3]
 
 
 def test_directions_are_uniform_units_or_orthonormal_blocks():
@@ -124,7 +125,7 @@ def test_moments_are_told_without_bias(geometry, count):
     for seed in range(steps):
         along = directions(geometry, count, 6, SeededRng(seed))
         moments.add(along, along @ rows.T + noise * torch.randn(count, 200, generator=source))
-    mean, square = moments.told(noise)
+    mean, square = moments.estimate(noise)
     # Noise of one row, once its projections are put back together, and how many rows were seen.
     width, seen = noise * math.sqrt(6 / count), math.sqrt(steps * 200)
     assert (mean - rows.mean(0)).abs().max() < 6 * width / seen
@@ -138,7 +139,7 @@ def test_moments_of_few_directions_are_told_without_bias():
     for seed in range(20_000):
         along = directions(Geometry.SPHERE, 3, 6, SeededRng(seed))
         moments.add(along, along @ rows.T)
-    _, square = moments.told(0.0)
+    _, square = moments.estimate(0.0)
     assert torch.allclose(square, (rows.T @ rows / 20).double(), atol=0.02)
 
 
@@ -172,13 +173,13 @@ def test_the_rounding_of_projections_is_a_small_share_of_them(count, dim):
 def test_made_rows_are_clipped_as_records_are():
     rows = torch.randn(20, 5)
     there = np.ones(20, dtype=bool)
-    assert torch.allclose(clipped(rows, 0.5), private_rows(rows, there, bound=0.5), atol=1e-6)
+    assert torch.allclose(clip_differentiably(rows, 0.5), private_rows(rows, there, bound=0.5), atol=1e-6)
 
 
 def test_a_row_is_pixels_and_label_by_declared_bounds():
     run = training(label_weight=3.0, row_bound=100.0, noise_multiplier=1.0)
     images, labels = run.records.take(np.array([4, 8]))
-    rows = run.rows(np.array([4, -1, 8]))
+    rows = run.private_rows(np.array([4, -1, 8]))
     expected = torch.cat([(images.flatten(1) + 1) / 2, 3.0 * torch.eye(3)[labels]], 1)
     assert torch.allclose(rows[[0, 2]], expected, atol=1e-6)
     assert not rows[1].any()
@@ -186,11 +187,11 @@ def test_a_row_is_pixels_and_label_by_declared_bounds():
 
 def test_cosines_keep_lengths_and_the_slowest_come_first():
     images = torch.rand(3, 2, 9, 12) * 2 - 1
-    everything, few = Pixels(2, 9, 12, 12), Pixels(2, 9, 12, 3)
+    images, smooth = (images + 1) / 2, torch.ones(1, 2, 9, 12)
+    everything, few = (LowFrequencies(2, 9, 12, count, dtype=torch.float32) for count in (12, 3))
     assert (everything.size, few.size) == (2 * 9 * 12, 2 * 9)
-    assert torch.allclose(everything.of(images).norm(dim=1), ((images + 1) / 2).flatten(1).norm(dim=1))
-    smooth = torch.ones(1, 2, 9, 12)
-    assert few.of(smooth).norm() == pytest.approx(math.sqrt(2 * 9 * 12), rel=1e-5)
+    assert torch.allclose(everything.coefficients(images).norm(dim=1), images.flatten(1).norm(dim=1))
+    assert few.coefficients(smooth).norm() == pytest.approx(math.sqrt(2 * 9 * 12), rel=1e-5)
 
 
 # A step
@@ -199,39 +200,42 @@ def test_cosines_keep_lengths_and_the_slowest_come_first():
 def test_a_step_releases_projections_of_clipped_rows_with_their_noise():
     run = training()
     batch = np.array([3, 7, -1, 20, 1, 2, 40, 49, -1, 5])
-    run.rng = run.releases.rng = SeededRng(5)
-    along, released = run.released(batch)
+    run.rng = run.mechanism.rng = SeededRng(5)
+    along, released = run.mechanism.project(run.private_rows(batch))
     again = SeededRng(5)
     expected_along = directions(Geometry.SPHERE, 7, 67, again)
-    noisy = (expected_along @ run.rows(batch).T).double().flatten() + again.normals(70)
+    noisy = (expected_along @ run.private_rows(batch).T).double().flatten() + again.normals(70)
     assert torch.equal(along, expected_along)
     assert torch.allclose(released, noisy.view(7, 10).float(), atol=1e-5)
 
 
 def test_every_step_has_noise_of_the_planned_strength():
     """With nobody there a release is noise and nothing else."""
-    run = SWDTraining(
+    run = SWDTrainer(
         plan(steps=3, directions=400, batch=50, noise_multiplier=30.0),
         Rows.random(0),
         rng=SecureRng(),
         device="cpu",
     )
-    for batch in run.draws:
-        _, released = run.released(batch)
+    for batch in run.mechanism.batches(run.records):
+        _, released = run.mechanism.project(run.private_rows(batch))
         assert released.std().item() / 30.0 == pytest.approx(1, abs=6 / math.sqrt(2 * 400 * 50))
-    assert run.releases.made == 3
+    assert run.mechanism.released == 3
 
 
 def test_made_images_get_the_same_noise():
     """Two equal distributions, one noised and one not, are the square of the noise apart; these are not."""
     run = training(batch=60, noise_multiplier=20.0, directions=200)
-    assert max(run.seen["distance"] / 20.0**2 for _ in run.steps()) < 0.2
+    assert max(run.measured["distance"] / 20.0**2 for _ in run.steps()) < 0.2
 
 
 @pytest.mark.parametrize("count", [0, 5, 59, 60, 61, 90])
 def test_batches_have_one_size_however_many_records_there_are(count):
     run = training(Rows.random(count), batch=25)
-    sizes = [(len(batch), len(run.rows(batch)), len(set(batch[batch >= 0]))) for batch in run.draws]
+    sizes = [
+        (len(batch), len(run.private_rows(batch)), len(set(batch[batch >= 0])))
+        for batch in run.mechanism.batches(run.records)
+    ]
     assert {size[:2] for size in sizes} == {(25, 25)}
     assert all(distinct == 25 for *_, distinct in sizes) == (count >= 60)
 
@@ -239,7 +243,7 @@ def test_batches_have_one_size_however_many_records_there_are(count):
 def test_batches_are_drawn_afresh_and_are_no_epochs():
     """Two halves of a shuffled epoch share nobody; two draws of half of all share a quarter on average."""
     run = training(Rows.random(60), batch=30, steps=200)
-    batches = [set(batch) for batch in run.draws]
+    batches = [set(batch) for batch in run.mechanism.batches(run.records)]
     shared = [len(one & other) for one, other in pairwise(batches)]
     assert min(shared) > 0
     assert np.mean(shared) == pytest.approx(15, abs=1.0)
@@ -249,9 +253,9 @@ def test_batches_are_drawn_afresh_and_are_no_epochs():
 def test_other_ways_train_too(changes):
     recipe = dataclasses.replace(SMALL, noises=changes.pop("noises", 1), network="dense")
     run = training(recipe=recipe, **changes)
-    before = [value.clone() for value in run.learner.parameters]
+    before = [value.clone() for value in run.generator.parameters]
     assert [progress.step for progress in run.steps()] == [1, 2, 3, 4, 5, 6]
-    assert any(not torch.equal(a, b) for a, b in zip(before, run.learner.parameters, strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(before, run.generator.parameters, strict=True))
     assert isinstance(ImageSynthesizer.from_files(run.synthesizer().to_files()), ImageSynthesizer)
 
 
@@ -281,14 +285,14 @@ def test_it_learns_what_classes_look_like():
     sides = torch.where(torch.arange(8) < 4, 1.0, -1.0)
     rows.images = (1 - 2 * rows.labels.float())[:, None, None, None] * sides.expand(400, 1, 8, 8)
     runs = [
-        SWDTraining(
+        SWDTrainer(
             plan(
                 steps=300, noise_multiplier=0.05, records=400, batch=50, directions=30, dim=18, frequencies=4,
                 label_weight=4.0, recipe=SWDRecipe(features=32, latent=2, rate=5e-3),
             ),
             rows, rng=SeededRng(1), device="cpu",
         ),
-        SWDTraining(
+        SWDTrainer(
             plan(
                 steps=300, noise_multiplier=0.3, records=400, batch=50, directions=30, dim=18, frequencies=4,
                 label_weight=4.0,
@@ -296,11 +300,11 @@ def test_it_learns_what_classes_look_like():
             ),
             rows, rng=SeededRng(1), device="cpu",
         ),
-        SWDOneShotTraining(
+        SWDOneShotTrainer(
             one_shot_plan(recipe=dataclasses.replace(BRIEF, generator_steps=100, rate=1e-2), directions=50),
             rows, rng=SeededRng(1), device="cpu",
         ),
-        SWDOneShotTraining(
+        SWDOneShotTrainer(
             one_shot_plan(
                 recipe=dataclasses.replace(BRIEF, generator_steps=150, rate=1e-2, images=20), directions=50,
                 features=Features.WAVES,
@@ -322,10 +326,10 @@ def test_it_learns_what_classes_look_like():
 class Recorded:
     """Keeps what was noised and what came out, or puts out what another run did."""
 
-    def __init__(self, run: SWDTraining | SWDOneShotTraining, replay: list[Tensor] | None = None) -> None:
+    def __init__(self, run: SWDTrainer | SWDOneShotTrainer, replay: list[Tensor] | None = None) -> None:
         self.totals: list[Tensor] = []
         self.released: list[Tensor] = []
-        release = run.releases.release
+        release = run.mechanism.release
 
         def recorded(total: Tensor) -> Tensor:
             self.totals.append(total.clone())
@@ -333,7 +337,7 @@ class Recorded:
             self.released.append(out.clone())
             return out
 
-        run.releases.release = recorded
+        run.mechanism.release = recorded
 
 
 def neighbours() -> dict[str, Rows]:
@@ -428,18 +432,18 @@ def test_the_release_is_made_once_also_across_a_restore(steps):
     def refused(indices: np.ndarray) -> tuple[Tensor, Tensor]:
         raise AssertionError("records were looked at again")
 
-    second.records.take = second.releases.release = refused
+    second.records.take = second.mechanism.release = refused
     assert [progress.step for progress in second.steps()] == list(range(steps + 1, 7))
     assert torch.equal(second.release, first.release)
-    assert second.releases.made == second.draws.drawn == 1
+    assert second.mechanism.released == second.mechanism.drawn == 1
     second.synthesizer()
     with pytest.raises(Failure) as failure:
-        second.draws.draw()
+        second.mechanism.draw(second.records)
     assert failure.value.fault is Fault.ACCOUNTING_MISMATCH
 
 
 def test_the_release_has_its_noise():
-    run = SWDOneShotTraining(
+    run = SWDOneShotTrainer(
         one_shot_plan(noise_multiplier=5.0, directions=100), Rows.random(0), rng=SecureRng(), device="cpu"
     )
     next(run.steps())
@@ -453,7 +457,7 @@ def test_counts_are_those_of_numpy():
     counts = run.total(np.arange(50)).view(3, 5, 7)
     pixels = ((run.records.images + 1) * 127.5).round().flatten(1).double() / 255
     for label in range(3):
-        mine = pixels[run.records.labels.clamp(0, 2) == label] @ run.along.T.double()
+        mine = pixels[run.records.labels.clamp(0, 2) == label] @ run.directions.T.double()
         for place in range(5):
             low, high = run.query.low[place].item(), run.query.high[place].item()
             expected, _ = np.histogram(mine[:, place].clamp(low, high - 1e-6), bins=7, range=(low, high))
@@ -469,12 +473,12 @@ def test_pieces_add_up_to_the_whole(monkeypatch):
 def test_projections_of_records_are_exact_so_that_company_makes_no_difference():
     values: list[Tensor] = []
     run = one_shot()
-    run.query.add = lambda total, given, labels: values.append(given)
+    run.query.add = lambda total, given, labels, norm: values.append(given)
     run.total(np.arange(50))
     units = values[0] * 255 / UNIT
     assert (units - units.round()).abs().max() < 1e-5
     assert (
-        values[0] - run.along.double() @ ((run.records.images + 1) / 2).flatten(1).T.double()
+        values[0] - run.directions.double() @ ((run.records.images + 1) / 2).flatten(1).T.double()
     ).abs().max() < 0.02
 
 
@@ -482,17 +486,18 @@ def test_quantiles_are_those_of_the_histogram():
     shape = one_shot_plan(directions=1, bins=4)
     query = Histograms(shape, torch.tensor([[-2.0, 6.0]]), 1)
     assert (query.low.item(), query.high.item()) == (-1, 3)
-    query.learn_from(torch.tensor([10.0, 0.0, 30.0, 0.0], dtype=torch.float64), 8)
+    query.learn_from(torch.tensor([10.0, 0.0, 30.0, 0.0], dtype=torch.float64), 8, 1.0)
     expected = [-0.75, -0.25, 1 + 1 / 12, 1.25, 1 + 5 / 12, 1 + 7 / 12, 1.75, 1 + 11 / 12]
     assert torch.allclose(query.quantiles.flatten(), torch.tensor(expected), atol=1e-6)
 
 
 def test_shares_are_the_nearest_that_are_some():
     source = torch.Generator().manual_seed(1)
-    shares = on_simplex(torch.randn(200, 9, generator=source, dtype=torch.float64))
+    shares = project_to_simplex(torch.randn(200, 9, generator=source, dtype=torch.float64))
     assert torch.allclose(shares.sum(1), torch.ones(200).double())
     assert shares.min() >= 0
-    assert torch.allclose(on_simplex(torch.tensor([[0.5, 0.4, -0.2]])), torch.tensor([[0.55, 0.45, 0.0]]))
+    nearest = project_to_simplex(torch.tensor([[0.5, 0.4, -0.2]]))
+    assert torch.allclose(nearest, torch.tensor([[0.55, 0.45, 0.0]]))
 
 
 @pytest.mark.parametrize("kind", Patterns)

@@ -21,9 +21,10 @@ from sluice.methods.sinkhorn import SinkhornPlan, SinkhornRecipe
 from sluice.methods.swd import SWDPlan, SWDRecipe
 from sluice.methods.swd_one_shot import Features, OneShotRecipe, SWDOneShotPlan
 from tests.fakes import ImageRows, SeededRng
+from worker.mechanisms.mechanism import Sampler
 from worker.mechanisms.noise import SecureRng
-from worker.mechanisms.sampling import EveryRecord
-from worker.trainers import TRAINERS, Progress, Training
+from worker.trainers import TRAINERS
+from worker.trainers.base import BaseTrainer, Progress
 
 
 class CountedRows(ImageRows):
@@ -101,7 +102,7 @@ PLANS: dict[str, Callable[[int], Plan]] = {
 }
 
 
-def training(kind: str, plan: Plan | None = None, *, steps: int = 6, records: int = 50) -> Training:
+def training(kind: str, plan: Plan | None = None, *, steps: int = 6, records: int = 50) -> BaseTrainer:
     more = {"source": CountedRows.random(80)} if kind == "adapt" else {}
     rows = CountedRows.random(records)
     return TRAINERS[kind](plan or PLANS[kind](steps), rows, rng=SecureRng(), device="cpu", **more)
@@ -115,12 +116,12 @@ def test_trainer_draws_exactly_what_it_planned(kind):
     said = list(run.steps())
     assert said == [Progress(step, 6) for step in range(1, 7)]
     assert run.plan.progress_steps == 6
-    assert run.draws.drawn == run.releases.made == run.plan.known_steps
-    assert run.records.asked == run.draws.drawn
+    assert run.mechanism.drawn == run.mechanism.released == run.plan.known_steps
+    assert run.records.asked == run.mechanism.drawn
     assert isinstance(run.synthesizer(), Classifier if kind == "adapt" else ImageSynthesizer)
     assert list(run.steps()) == []
     with pytest.raises(Failure) as failure:
-        run.draws.draw()
+        run.mechanism.draw(run.records)
     assert failure.value.fault is Fault.ACCOUNTING_MISMATCH
 
 
@@ -134,7 +135,8 @@ def test_an_unfinished_training_has_no_synthesizer(kind):
 
 def test_what_it_does_is_what_its_plan_costs(kind, monkeypatch):
     run = training(kind)
-    assert run.noise.steps == run.sampling.steps == run.plan.known_steps
+    assert run.mechanism.steps == run.plan.known_steps
+    assert run.mechanism.event == run.plan.event()
     cheaper = dataclasses.replace(run.plan, noise_multiplier=2.0).event()
     monkeypatch.setattr(type(run.plan), "event", lambda self: cheaper)
     with pytest.raises(Failure) as failure:
@@ -151,7 +153,7 @@ def test_a_checkpoint_is_continued_to_the_same_number_of_steps(kind):
     second = training(kind)
     second.restore(load(kept))
     assert [progress.step for progress in second.steps()] == [5, 6]
-    assert second.draws.drawn == second.releases.made == second.plan.known_steps
+    assert second.mechanism.drawn == second.mechanism.released == second.plan.known_steps
     second.synthesizer()
 
 
@@ -301,6 +303,17 @@ class Watched(SeededRng):
         return super().normals(count)
 
 
+class OwnRandomness:
+    """A sampler that draws from a generator of its own."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler, self.steps, self.rng = sampler, sampler.steps, SeededRng(2)
+
+    def draw(self, population: int, rng: object, step: int = 0) -> np.ndarray:
+        del rng
+        return self.sampler.draw(population, self.rng, step)
+
+
 def followed(
     plan: Plan, rows: CountedRows, replay: list[torch.Tensor] | None = None
 ) -> tuple[dict[str, object], list[torch.Tensor]]:
@@ -308,16 +321,16 @@ def followed(
     more = {"source": CountedRows.random(80)} if plan.kind == "adapt" else {}
     rng, secret = Watched(1), "discriminator.weights" if plan.kind == "gswgan" else None
     run = TRAINERS[plan.kind](plan, rows, rng=rng, device="cpu", **more)
-    if not isinstance(run.sampling, EveryRecord):  # drawing takes a number for each record
-        run.draws = run.sampling.batches(rows, SeededRng(2))
-    release, released = run.releases.release, []
+    if plan.kind != "atlas":  # drawing takes a random number for each record
+        run.mechanism.sampler = OwnRandomness(run.mechanism.sampler)
+    release, released = run.mechanism.release, []
 
     def frozen(total: torch.Tensor) -> torch.Tensor:
         own = release(total)  # counts, and takes its noise
         released.append(own if replay is None else replay[len(released)])
         return released[-1].clone()
 
-    run.releases.release = frozen
+    run.mechanism.release = frozen
     # After each step, as it is what the next release is chosen by. What parts taught stays with the parts.
     known = [
         (

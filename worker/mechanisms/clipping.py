@@ -1,45 +1,43 @@
-"""Sums of per-record gradients, each clipped to a norm, without forming them one by one where that is dearer.
+"""Sums of per-record gradients, each clipped to a norm, mostly without forming the single gradients.
 
-One forward pass and one backward pass give, for every layer, its input and the gradient at its output. From
-these follow the norm of every record's gradient and, once the norms are known, the sum of the clipped
-gradients in one weighted product per layer (Li et al. 2022; Bu et al. 2023). `record_gradients` and
-`clip_rows` do the same the plain way: tests compare with them, and they look after the odd record whose
-numbers do not fit.
+One forward and one backward pass give the input of every layer and the gradient at its output. From these
+follow the norm of every record's gradient and then the sum of the clipped gradients, in one weighted product
+per layer (Li et al. 2022; Bu et al. 2023). `record_gradients` and `clip_rows` compute the same record by
+record: tests compare with them, and records whose numbers leave the range of float32 take that path.
+
+Only the layers of our own networks have a rule here; `validate` refuses all others.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sluice.generators.im2col import im2col
+Loss = Callable[..., Tensor]  # (module, *rows) to one loss per record
+Sums = dict[Tensor, Tensor]  # each parameter's part of the total
 
-Loss = Callable[..., Tensor]  # (module, *rows) to one loss for each record
-Shares = dict[Tensor, Tensor]  # of each parameter, in a total
-
-# Contributions are clipped to so much less than the clip norm, which pays for the rounding of norms, of
-# weights and of what is scaled: no contribution is longer than the clip norm itself.
+# Contributions are clipped to this share less than the clip norm: room for the rounding of norms, weights and
+# products, so that no contribution is longer than the clip norm itself.
 ROOM = 2.0**-20
 # A sum of n float32 products is off by less than n times these: relative to the sum of their absolute values,
-# in whatever order it is added up (Higham 2002, section 3.1), and absolutely where products vanish. Norms are
-# stated that much larger.
+# in any order of addition (Higham 2002, section 3.1), and absolutely where products underflow. Norms are
+# overstated by that much.
 ROUNDING = 1.01 * 2.0**-24
-VANISHED = 2.0**-149
-# Longer gradients are scaled one by one in float64: a weight has to be a normal float32 number.
+UNDERFLOW = 2.0**-149
+# Longer gradients are scaled one by one in float64, since a weight has to be a normal float32 number.
 LONGEST, LIGHTEST = 2.0**60, 2.0**-100
 
 
 class NotPerRecord(ValueError):
-    """The network mixes records, remembers them, or has a layer whose gradients cannot be told apart."""
+    """The network mixes or stores records, or has a layer without a rule for per-record gradients."""
 
 
 @dataclass(frozen=True)
 class Clipped:
-    """`total` may be noised and released, in the order of `module.parameters()`; the rest stays private."""
+    """`total`, in the order of `module.parameters()`, may be noised and released; the rest is private."""
 
     total: Tensor
     norms: Tensor
@@ -49,90 +47,81 @@ class Clipped:
 def clipped_sum(
     module: nn.Module, loss: Loss, rows: tuple[Tensor, ...], *, clip_norm: float, physical_batch: int = 32
 ) -> Clipped:
-    """Sum over records of their gradients, each scaled down to norm `clip_norm` where it is longer.
+    """The sum over records of their gradients, each scaled down to norm `clip_norm` where it is longer.
 
-    Guarantee: what a record contributes has norm at most clip_norm, with nothing on top. The sum itself is
-    rounded to float32, which no clip pays for: docs/guarantees.md#floating-point. A record whose gradient is
-    not finite contributes zero. No record's share depends on another record; `physical_batch` of them at a
-    time only bounds the memory.
+    Guarantee: a record contributes a vector of norm at most clip_norm, or zero if it is not finite. The sum
+    itself is rounded to float32, which clipping leaves no room for: docs/guarantees.md#floating-point. No
+    contribution depends on another record; `physical_batch` only bounds the memory.
     """
-    parameters = list(module.parameters())
+    parameters: list[Tensor] = list(module.parameters())
     total = torch.zeros(sum(p.numel() for p in parameters), device=parameters[0].device)
-    shares = dict(zip(parameters, like(parameters, total), strict=True))
+    sums = dict(zip(parameters, views_like(parameters, total), strict=True))
     norms, losses = [total.new_zeros(0, dtype=torch.float64)], [total[:0]]
     for part in zip(*(column.split(physical_batch) for column in rows), strict=True):
         if len(part[0]):  # an empty batch is split into one empty part
-            for kept, found in zip((norms, losses), _add(module, loss, part, clip_norm, shares), strict=True):
-                kept.append(found)
+            part_norms, part_losses = _add_clipped(module, loss, part, clip_norm, sums)
+            norms.append(part_norms)
+            losses.append(part_losses)
     return Clipped(total, torch.cat(norms), torch.cat(losses))
 
 
-def _add(
-    module: nn.Module, loss: Loss, rows: tuple[Tensor, ...], clip_norm: float, shares: Shares
+def _add_clipped(
+    module: nn.Module, loss: Loss, rows: tuple[Tensor, ...], clip_norm: float, sums: Sums
 ) -> tuple[Tensor, Tensor]:
+    """Adds the clipped gradients of a physical batch to the sums; returns norms and losses."""
     layers, losses = layer_gradients(module, loss, rows)
     squares = torch.stack([layer.squares() for layer in layers]).sum(0)
-    fits = squares < min(LONGEST, clip_norm / LIGHTEST) ** 2  # not so if it is no number
-    if not fits.all():
-        return _add_with_odd_ones(module, loss, rows, clip_norm, shares, fits), losses
-    norms = squares.sqrt()
-    weights = (clip_norm * (1 - ROOM) / norms).clamp(max=1).float()
-    for layer in layers:
-        layer.add(weights, shares)
+    in_range = squares < min(LONGEST, clip_norm / LIGHTEST) ** 2  # False for NaN
+    if in_range.all():
+        norms = squares.sqrt()
+        weights = (clip_norm * (1 - ROOM) / norms).clamp(max=1).float()
+        for layer in layers:
+            layer.add(weights, sums)
+        return norms, losses
+    norms = torch.zeros_like(squares)
+    if in_range.any():
+        ordinary = tuple(column[in_range] for column in rows)
+        norms[in_range], _ = _add_clipped(module, loss, ordinary, clip_norm, sums)
+    for index in (~in_range).nonzero().flatten().tolist():
+        gradient = record_gradients(module, loss, tuple(column[index : index + 1] for column in rows))
+        clipped, norms[index : index + 1] = clip_rows(gradient, clip_norm)
+        for part, piece in zip(sums.values(), views_like(list(sums), clipped[0]), strict=True):
+            part += piece
     return norms, losses
 
 
-def _add_with_odd_ones(
-    module: nn.Module,
-    loss: Loss,
-    rows: tuple[Tensor, ...],
-    clip_norm: float,
-    shares: Shares,
-    fits: Tensor,
-) -> Tensor:
-    norms = torch.zeros(len(fits), dtype=torch.float64, device=fits.device)
-    if fits.any():
-        norms[fits], _ = _add(module, loss, tuple(column[fits] for column in rows), clip_norm, shares)
-    for odd in (~fits).nonzero().flatten().tolist():
-        one = record_gradients(module, loss, tuple(column[odd : odd + 1] for column in rows))
-        clipped, norms[odd : odd + 1] = clip_rows(one, clip_norm)
-        for share, piece in zip(shares.values(), like(list(shares), clipped[0]), strict=True):
-            share += piece
-    return norms
-
-
-# The plain way
+# Record by record
 
 
 def record_gradients(module: nn.Module, loss: Loss, rows: tuple[Tensor, ...]) -> Tensor:
-    """Every record's gradient, from a backward pass of its own; one row for each record."""
+    """Every record's gradient, from its own backward pass; one row per record."""
     parameters = list(module.parameters())
     out = torch.zeros(len(rows[0]), sum(p.numel() for p in parameters), device=parameters[0].device)
     for record, row in enumerate(out):
         losses = loss(module, *(column[record : record + 1] for column in rows))
         gradients = torch.autograd.grad(losses.sum(), parameters)
-        for piece, gradient in zip(like(parameters, row), gradients, strict=True):
+        for piece, gradient in zip(views_like(parameters, row), gradients, strict=True):
             piece.copy_(gradient)
     return out
 
 
 def clip_rows(rows: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
-    """Rows scaled down to `clip_norm` where they are longer, and the norms they had.
+    """Rows scaled down to `clip_norm` where they are longer, and their norms before that.
 
-    Guarantee: every row of the result is finite and no longer than clip_norm, also if it is then rounded to
-    float32, whatever came in. A row that is not finite becomes zero, and its norm is given as zero.
+    Guarantee: every row of the result is finite and no longer than clip_norm, also after rounding to float32,
+    for any input. A row that is not finite becomes zero, with norm zero.
     """
     finite = rows.isfinite().all(1, keepdim=True)
     wide = torch.where(finite, rows, 0).double()
-    # By the largest first: squares of 1e200 overflow, squares of 1e-200 vanish.
+    # Divided by the largest entry first: squares of 1e200 overflow, squares of 1e-200 underflow.
     largest = wide.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
     scaled = wide / largest
     length = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
-    kept = scaled * torch.minimum(largest, clip_norm * (1 - ROOM) / length.clamp(min=1))
-    return kept, (largest * length).flatten().clamp(max=torch.finfo(torch.float64).max)
+    clipped = scaled * torch.minimum(largest, clip_norm * (1 - ROOM) / length.clamp(min=1))
+    return clipped, (largest * length).flatten().clamp(max=torch.finfo(torch.float64).max)
 
 
-def like(parameters: list[Tensor], flat: Tensor) -> list[Tensor]:
+def views_like(parameters: Sequence[Tensor], flat: Tensor) -> list[Tensor]:
     """Views of a flat vector, with the shapes and the memory order of the parameters."""
     starts = [0]
     for parameter in parameters:
@@ -151,37 +140,34 @@ class LayerGradients(Protocol):
     """The gradients of one layer's parameters, for every record of a physical batch."""
 
     def squares(self) -> Tensor:
-        """Squared norms, one for each record, not rounded down."""
+        """Squared norms, one per record, never understated."""
         ...
 
-    def add(self, weights: Tensor, shares: Shares) -> None:
-        """Adds the weighted sum over records of each parameter's gradients to its share of the total."""
+    def add(self, weights: Tensor, sums: Sums) -> None:
+        """Adds the weighted sum over records of each parameter's gradients to that parameter's part."""
         ...
 
 
-class Rule(Protocol):
-    def __call__(self, layer: nn.Module, given: Tensor, gradient: Tensor) -> LayerGradients: ...
-
-
+Rule = Callable[..., LayerGradients]  # (layer, its input, the gradient at its output)
 RULES: dict[type[nn.Module], Rule] = {}
 
 
 def rule(*kinds: type[nn.Module]) -> Callable[[Rule], Rule]:
-    """How to tell apart the per-record gradients of layers of exactly these types."""
+    """Registers how to compute per-record gradients of layers of exactly these types."""
 
-    def add(given: Rule) -> Rule:
-        RULES.update(dict.fromkeys(kinds, given))
-        return given
+    def register(gradients: Rule) -> Rule:
+        RULES.update(dict.fromkeys(kinds, gradients))
+        return gradients
 
-    return add
+    return register
 
 
 @contextmanager
-def tapped(module: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
-    """Collects every layer with parameters, its input and its output, as the module is called."""
+def recorded_calls(module: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
+    """Collects every layer with a rule, its input and its output, while the module is called."""
     calls: list[tuple[nn.Module, Tensor, Tensor]] = []
     handles = [
-        layer.register_forward_hook(lambda layer, given, out: calls.append((layer, given[0], out)))
+        layer.register_forward_hook(lambda layer, inputs, out: calls.append((layer, inputs[0], out)))
         for layer in module.modules()
         if type(layer) in RULES
     ]
@@ -195,30 +181,31 @@ def tapped(module: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]
 def layer_gradients(
     module: nn.Module, loss: Loss, rows: tuple[Tensor, ...]
 ) -> tuple[list[LayerGradients], Tensor]:
-    with tapped(module) as calls:
+    with recorded_calls(module) as calls:
         losses = loss(module, *rows)
     used = [parameter for layer, _, _ in calls for parameter in layer.parameters(recurse=False)]
     if len(used) != len(list(module.parameters())):
-        raise NotPerRecord("every layer is to be used once, and every parameter to belong to a known layer")
-    # The gradients at the outputs, and no others: autograd leaves out the parameters' own.
+        raise NotPerRecord("a layer is used twice, or a parameter belongs to no layer with a rule")
+    # Gradients at the outputs alone: autograd then skips those of the parameters.
     gradients = torch.autograd.grad(losses.sum(), [out for _, _, out in calls])
     with torch.no_grad():
         layers = [
-            RULES[type(layer)](layer, given.detach(), gradient)
-            for (layer, given, _), gradient in zip(calls, gradients, strict=True)
+            RULES[type(layer)](layer, inputs.detach(), gradient)
+            for (layer, inputs, _), gradient in zip(calls, gradients, strict=True)
         ]
         return layers, losses.detach()
 
 
 class Products:
-    """Matrices sum_t left[n, t] right[n, t]^T, one for each record n.
+    """Matrices sum_t left[n, t] right[n, t]^T, one per record n.
 
     Their norms come from the matrices themselves where these are small, and otherwise from the Gram matrices
     of both sides: |sum_t l_t r_t^T|^2 = sum_st (l_s . l_t) (r_s . r_t).
     """
 
     def __init__(self, left: Tensor, right: Tensor) -> None:
-        self.left, self.right, self.matrices = left, right, None
+        self.left, self.right = left, right
+        self.matrices: Tensor | None = None
         places, rows, columns = left.shape[1], left.shape[2], right.shape[2]
         if places * (rows + columns) > rows * columns:
             self.matrices = left.transpose(1, 2) @ right
@@ -230,206 +217,74 @@ class Products:
             return squared(self.left) * squared(self.right)
         lefts, rights = (side @ side.transpose(1, 2) for side in (self.left, self.right))
         sizes, others = (gram.diagonal(dim1=1, dim2=2).double() for gram in (lefts, rights))
-        # What rounding and vanishing may have hidden; eight more for that of the products and of weights.
+        # What rounding and underflow may have hidden; eight more terms for the products and the weights.
         places, terms = self.left.shape[1], sum(self.left.shape[1:]) + self.right.shape[2] + 8
         hidden = ROUNDING * terms * (sizes * others).sqrt().sum(1).square()
-        hidden += VANISHED * terms * places * (sizes + others + places).sum(1)
+        hidden += UNDERFLOW * terms * places * (sizes + others + places).sum(1)
         return (lefts * rights).sum(2).double().sum(1).clamp(min=0) + hidden
 
-    def add(self, weights: Tensor, share: Tensor) -> None:
+    def add(self, weights: Tensor, total: Tensor) -> None:
         if self.matrices is not None:
-            share += (weights @ self.matrices.flatten(1)).view_as(share)
+            total += (weights @ self.matrices.flatten(1)).view_as(total)
         else:
             left = self.left * weights[:, None, None]
-            share.addmm_(left.flatten(0, 1).T, self.right.flatten(0, 1))
+            total.addmm_(left.flatten(0, 1).T, self.right.flatten(0, 1))
 
 
 def squared(rows: Tensor) -> Tensor:
-    """Squared norms of the rows, whatever their shape, not rounded down.
+    """Squared norms of the rows, of any shape, never understated.
 
-    As float32 adds them up, long rows of equal numbers would be short of a thousandth.
+    A plain float32 sum of long rows of equal numbers would be a thousandth too small.
     """
     flat = rows.flatten(1)
     terms = flat.shape[1] + 4
-    found = torch.linalg.vector_norm(flat, dim=1).double().square()
-    return found * (1 + ROUNDING * terms) + VANISHED * terms
-
-
-def patches_for(layer: nn.Conv2d | nn.ConvTranspose2d, images: Tensor) -> Tensor:
-    return im2col(
-        channels_last(images),
-        layer.kernel_size,
-        stride=layer.stride,
-        padding=layer.padding,
-        dilation=layer.dilation,
-    )
-
-
-def channels_last(images: Tensor) -> Tensor:
-    return images.permute(0, 2, 3, 1)
-
-
-@rule(nn.Conv2d)
-class ConvGradients:
-    """A convolution is a product at every place of the kernel."""
-
-    def __init__(self, layer: nn.Conv2d, given: Tensor, gradient: Tensor) -> None:
-        self.layer, out = layer, channels_last(gradient).flatten(1, 2)
-        self.weight, self.bias = Products(out, patches_for(layer, given)), out.sum(1)
-
-    def squares(self) -> Tensor:
-        squares = self.weight.squares()
-        return squares if self.layer.bias is None else squares + squared(self.bias)
-
-    def add(self, weights: Tensor, shares: Shares) -> None:
-        weight = shares[self.layer.weight]
-        moved = torch.zeros_like(channels_last(weight), memory_format=torch.contiguous_format)
-        self.weight.add(weights, moved.flatten(1))
-        weight += moved.permute(0, 3, 1, 2)
-        if self.layer.bias is not None:
-            shares[self.layer.bias] += weights @ self.bias
-
-
-@rule(nn.ConvTranspose2d)
-class ConvTransposeGradients(ConvGradients):
-    """The same with input and output changing places, but for the bias."""
-
-    def __init__(self, layer: nn.ConvTranspose2d, given: Tensor, gradient: Tensor) -> None:
-        self.layer = layer
-        self.weight = Products(channels_last(given).flatten(1, 2), patches_for(layer, gradient))
-        self.bias = gradient.sum((2, 3))
+    squares = torch.linalg.vector_norm(flat, dim=1).double().square()
+    return squares * (1 + ROUNDING * terms) + UNDERFLOW * terms
 
 
 @rule(nn.Linear)
 class LinearGradients:
-    """A product for each record, or for each of its places."""
+    """One product per record, or one for each position of a record."""
 
-    def __init__(self, layer: nn.Linear, given: Tensor, gradient: Tensor) -> None:
+    def __init__(self, layer: nn.Linear, inputs: Tensor, gradient: Tensor) -> None:
         self.layer = layer
         left = gradient.reshape(len(gradient), -1, gradient.shape[-1])
-        self.weight = Products(left, given.reshape(len(given), -1, given.shape[-1]))
+        self.weight = Products(left, inputs.reshape(len(inputs), -1, inputs.shape[-1]))
         self.bias = left.sum(1)
 
     def squares(self) -> Tensor:
         squares = self.weight.squares()
         return squares if self.layer.bias is None else squares + squared(self.bias)
 
-    def add(self, weights: Tensor, shares: Shares) -> None:
-        self.weight.add(weights, shares[self.layer.weight])
+    def add(self, weights: Tensor, sums: Sums) -> None:
+        self.weight.add(weights, sums[self.layer.weight])
         if self.layer.bias is not None:
-            shares[self.layer.bias] += weights @ self.bias
+            sums[self.layer.bias] += weights @ self.bias
 
 
-@rule(nn.Embedding)
-class EmbeddingGradients:
-    """A record moves the rows it looked up; rows looked up twice are moved by the sum."""
-
-    def __init__(self, layer: nn.Embedding, given: Tensor, gradient: Tensor) -> None:
-        self.layer, self.index = layer, given.reshape(len(given), -1)
-        self.out = gradient.reshape(*self.index.shape, -1)
-        if layer.padding_idx is not None:
-            self.out = self.out * (self.index != layer.padding_idx)[..., None]
-
-    def squares(self) -> Tensor:
-        # Row sums at the first place that looked up the row: nothing is lost in a Gram matrix.
-        same = self.index[:, :, None] == self.index[:, None, :]
-        first = ~same.tril(-1).any(2)
-        out = self.out.double()
-        # What the rounding of weighted rows may add where these cancel.
-        hidden = 4 * ROUNDING * out.norm(dim=2).sum(1).square()
-        return ((same.double() @ out) * first[..., None]).square().sum((1, 2)) + hidden
-
-    def add(self, weights: Tensor, shares: Shares) -> None:
-        moved = (self.out * weights[:, None, None]).flatten(0, 1)
-        shares[self.layer.weight].index_add_(0, self.index.flatten(), moved)
-
-
-@rule(nn.GroupNorm, nn.InstanceNorm2d, nn.LayerNorm)
-class NormGradients:
-    """Scale and shift: small enough to form for each record."""
-
-    def __init__(self, layer: nn.Module, given: Tensor, gradient: Tensor) -> None:
-        self.layer = layer
-        if isinstance(layer, nn.LayerNorm):
-            normal = F.layer_norm(given, layer.normalized_shape, eps=layer.eps)
-            places = range(1, given.dim() - len(layer.normalized_shape))
-        else:
-            groups = layer.num_groups if isinstance(layer, nn.GroupNorm) else layer.num_features
-            normal = F.group_norm(given, groups, eps=layer.eps)
-            places = range(2, given.dim())
-        self.weight, self.bias = gradient * normal, gradient
-        if places:
-            self.weight, self.bias = self.weight.sum(tuple(places)), self.bias.sum(tuple(places))
-
-    def pairs(self) -> list[tuple[Tensor, Tensor]]:
-        both = [(self.layer.weight, self.weight), (self.layer.bias, self.bias)]
-        return [(parameter, rows) for parameter, rows in both if parameter is not None]
-
-    def squares(self) -> Tensor:
-        zero = torch.zeros(len(self.weight), dtype=torch.float64, device=self.weight.device)
-        return sum((squared(rows) for _, rows in self.pairs()), start=zero)
-
-    def add(self, weights: Tensor, shares: Shares) -> None:
-        for parameter, rows in self.pairs():
-            shares[parameter] += (weights @ rows.flatten(1)).view_as(parameter)
-
-
-# What passes
-
-PLAIN = (
-    nn.Identity,
-    nn.ReLU,
-    nn.LeakyReLU,
-    nn.ELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Softplus,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.Flatten,
-)
+# Which networks are accepted
 
 
 def validate(module: nn.Module, rows: tuple[Tensor, ...]) -> None:
-    """Refuses a network whose per-record gradients are not each one record's own.
+    """Refuses a network with a layer that has no rule, with buffers, or that mixes records.
 
-    `rows` are made up, never records: the last step poisons one of them and looks for the poison in others.
+    `rows` are synthetic: one of them is replaced by NaN to see whether the output of another changes.
     """
-    from opacus.validators import ModuleValidator  # seconds to import, needed once a job
-
     names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
     if len(names) != len(list(module.parameters())):
-        raise NotPerRecord("a parameter is used by two layers")
+        raise NotPerRecord("two layers share a parameter")
     for name, _ in module.named_buffers():
-        raise NotPerRecord(f"{name} is a buffer: it could remember records")
+        raise NotPerRecord(f"{name} is a buffer: it could store facts about records")
     for name, layer in module.named_modules():
-        known = type(layer) in RULES or type(layer) in PLAIN
-        if not known and (not list(layer.children()) or list(layer.parameters(recurse=False))):
-            raise NotPerRecord(
-                f"{name or 'the network'} is a {type(layer).__name__}, for which there is no rule"
-            )
-        if trouble := unfit(layer):
-            raise NotPerRecord(f"{name}: {trouble}")
-    if errors := ModuleValidator.validate(module):
-        raise NotPerRecord(str(errors[0]))
+        container = list(layer.children()) and not list(layer.parameters(recurse=False))
+        if type(layer) not in RULES and not container:
+            raise NotPerRecord(f"{name or 'the network'} is a {type(layer).__name__}: no rule for it")
     refuse_mixing(module, rows)
-
-
-def unfit(layer: nn.Module) -> str | None:
-    if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d) and (
-        layer.groups != 1 or layer.padding_mode != "zeros" or isinstance(layer.padding, str)
-    ):
-        return "convolutions here have one group and padding by a number of zeros"
-    if isinstance(layer, nn.Embedding) and (
-        layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse
-    ):
-        return "embeddings here are plain tables"
-    return None
 
 
 @torch.no_grad()
 def refuse_mixing(module: nn.Module, rows: tuple[Tensor, ...]) -> None:
-    """Poisons one made-up record and sees whether another record's output changes."""
+    """Replaces one synthetic record by NaN at a time and compares the outputs of the others."""
     before = module(*rows)
     for record in range(len(rows[0])):
         poisoned = tuple(column.clone() for column in rows)
@@ -438,4 +293,4 @@ def refuse_mixing(module: nn.Module, rows: tuple[Tensor, ...]) -> None:
                 column[record] = torch.nan
         others = torch.arange(len(before), device=before.device) != record
         if not torch.equal(module(*poisoned)[others], before[others]):
-            raise NotPerRecord("one record changes what the network says of another")
+            raise NotPerRecord("a record changes the network's output for another record")

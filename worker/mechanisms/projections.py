@@ -1,4 +1,4 @@
-"""Records as rows, each clipped by itself; directions drawn without looking; transport along each of them."""
+"""Records as rows clipped one by one, random directions, and optimal transport along each direction."""
 
 import math
 
@@ -7,73 +7,57 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sluice.methods.sliced import SlicedPlan
 from sluice.privacy.events import Geometry
 from worker.mechanisms.clipping import clip_rows
+from worker.mechanisms.mechanism import Mechanism
 from worker.mechanisms.noise import GaussianNoise, Rng
+from worker.mechanisms.sampling import WithoutReplacement
 
 
-class Pixels:
-    """The numbers of an image that a row holds, from 0 to 1 by the declared bounds: a public, linear map.
+class ProjectionMechanism(Mechanism):
+    """Noisy projections of the rows of a batch of fixed size on fresh random directions."""
 
-    All of them, or the coefficients of the lowest `frequencies` x `frequencies` cosines of every channel. The
-    basis is orthonormal, so a row is never longer than its image.
-    """
+    def __init__(self, plan: SlicedPlan, rng: Rng) -> None:
+        super().__init__(
+            WithoutReplacement(batch=plan.batch, population=plan.records, steps=plan.known_steps),
+            GaussianNoise(stddev=plan.noise_stddev, size=plan.directions * plan.batch),
+            rng,
+            geometry=plan.geometry,
+            directions=plan.directions,
+            dim=plan.dim,
+            row_bound=plan.row_bound,
+        )
+        self.plan = plan
 
-    def __init__(self, channels: int, height: int, width: int, frequencies: int | None = None) -> None:
-        self.bases = frequencies and tuple(cosines(side, min(side, frequencies)) for side in (height, width))
-        self.size = channels * math.prod(map(len, self.bases) if self.bases else (height, width))
-
-    def of(self, images: Tensor) -> Tensor:
-        """N, C, H, W from -1 to 1 as N, size; linear, so that gradients pass."""
-        images = (images + 1) / 2
-        if self.bases:
-            down, across = (basis.to(images.device) for basis in self.bases)
-            images = down @ images @ across.T
-        return images.flatten(1)
-
-
-def cosines(side: int, count: int) -> Tensor:
-    """The `count` slowest rows of the orthonormal cosine basis."""
-    places, waves = torch.arange(side, dtype=torch.float64), torch.arange(count, dtype=torch.float64)
-    rows = torch.cos(math.pi / side * waves[:, None] * (places + 0.5)) * math.sqrt(2 / side)
-    rows[0] /= math.sqrt(2)
-    return rows.float()
+    def project(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Directions, and the released projections of rows clipped to `clip_norm`: directions by rows."""
+        plan = self.plan
+        drawn = directions(plan.geometry, plan.directions, plan.dim, self.rng).to(rows.device)
+        noisy = self.release((drawn @ rows.T).flatten())
+        return drawn, noisy.view(plan.directions, plan.batch).float()
 
 
-def labelled(values: Tensor, labels: Tensor, *, classes: int, weight: float) -> Tensor:
-    """Labels ride inside the rows: matching class by class would tell how many of each a batch has."""
+def append_labels(values: Tensor, labels: Tensor, *, classes: int, weight: float) -> Tensor:
+    """Labels are part of the rows: matching class by class would reveal how many of each a batch has."""
     return torch.cat([values, weight * F.one_hot(labels, classes)], 1)
 
 
-def clipped(rows: Tensor, bound: float) -> Tensor:
-    """What clip_rows does, for rows that were made: gradients pass."""
+def clip_differentiably(rows: Tensor, bound: float) -> Tensor:
+    """The same as `clip_rows`, for generated rows: gradients flow through it."""
     length = rows.norm(dim=1, keepdim=True).clamp(min=1e-12)
     return rows * (bound / length).clamp(max=1)
 
 
-def private_rows(rows: Tensor, there: np.ndarray, *, bound: float) -> Tensor:
-    """Rows of records at the places of a batch where there are any, blank ones elsewhere.
+def private_rows(rows: Tensor, present: np.ndarray, *, bound: float) -> Tensor:
+    """Clipped rows of records at the positions of a batch where `present`, zeros at its blank positions.
 
     Guarantee: a row depends on its record alone, has norm at most bound, and is zero where the record is not
     finite or there is none.
     """
-    placed = torch.zeros(len(there), rows.shape[1], device=rows.device)
-    placed[torch.from_numpy(there)] = clip_rows(rows, bound)[0].float()
-    return placed
-
-
-def inner_bound(row_bound: float, *, dim: int, noise: GaussianNoise) -> float:
-    """The norm to clip rows to, so that rounding projections to the grid of the noise stays within the cost.
-
-    Rounding moves the difference of two rows by less than the grid in each of k projections, at most
-    grid * sqrt(k) together. Rows shorter by grid * sqrt(dim) / 2 each give that back, as k projections have
-    sqrt(k / dim) of a row's length: surely on orthonormal directions, and on independent ones in the means
-    that the cost is made of. docs/guarantees.md#swd
-    """
-    inner = row_bound - noise.grid * math.sqrt(dim) / 2
-    if inner <= row_bound / 2:
-        raise ValueError("the noise is too coarse for rows of this length: raise the row bound")
-    return inner
+    out = torch.zeros(len(present), rows.shape[1], device=rows.device)
+    out[torch.from_numpy(present)] = clip_rows(rows, bound)[0].float()
+    return out
 
 
 def directions(geometry: Geometry, count: int, dim: int, rng: Rng) -> Tensor:
@@ -82,14 +66,14 @@ def directions(geometry: Geometry, count: int, dim: int, rng: Rng) -> Tensor:
         normals = rng.normals(count * dim).view(-1, dim, dim)
         return torch.linalg.qr(normals).Q.flatten(0, 1).float()
     rows = torch.empty(count, dim)
-    for some in rows.split(max(1, 2**15 // dim)):  # as many as stay in the cache until they are done
-        normals = short_normals(some.numel(), rng).view_as(some)
-        torch.mul(normals, torch.linalg.vector_norm(normals, dim=1, keepdim=True).reciprocal_(), out=some)
+    for chunk in rows.split(max(1, 2**15 // dim)):  # as many as fit the cache
+        normals = float32_normals(chunk.numel(), rng).view_as(chunk)
+        torch.mul(normals, torch.linalg.vector_norm(normals, dim=1, keepdim=True).reciprocal_(), out=chunk)
     return rows
 
 
-def short_normals(count: int, rng: Rng) -> Tensor:
-    """Standard normals in float32, for directions: half the words of noise, and tails to 6.6."""
+def float32_normals(count: int, rng: Rng) -> Tensor:
+    """Standard normals for directions: half the random words that noise needs, and tails to 6.6."""
     half = count // 2 + count % 2
     first, second = torch.from_numpy(rng.words(half).view(np.int32)).float().chunk(2)
     radius = first.abs_().mul_(2.0**-31).add_(2.0**-32).log_().mul_(-2).sqrt_()
@@ -97,44 +81,44 @@ def short_normals(count: int, rng: Rng) -> Tensor:
     return torch.cat([radius * angle.cos(), radius * angle.sin_()])[:count]
 
 
-# Sorting is most of the work. Numpy sorts short rows of float32 many times quicker than torch does.
+# Sorting dominates the cost. Numpy sorts short rows of float32 many times faster than torch.
 
 
-def ordered(values: Tensor) -> Tensor:
+def sort_rows(values: Tensor) -> Tensor:
     """Each row in ascending order."""
     return torch.from_numpy(np.sort(values.cpu().numpy(), axis=1)).to(values.device)
 
 
-def matched(values: Tensor, quantiles: Tensor) -> Tensor:
+def match_ranks(values: Tensor, quantiles: Tensor) -> Tensor:
     """For each value of a row, the quantile of that row's distribution that has the same rank."""
     order = torch.from_numpy(np.argsort(values.detach().cpu().numpy(), axis=1)).to(values.device)
     return torch.empty_like(values).scatter_(1, order, quantiles)
 
 
-def spread(quantiles: Tensor, times: int) -> Tensor:
-    """So many times as many quantiles of the same distributions, on straight lines between the given ones."""
+def interpolate_quantiles(quantiles: Tensor, times: int) -> Tensor:
+    """`times` as many quantiles of the same distributions, interpolated linearly."""
     if times == 1:
         return quantiles
     count = quantiles.shape[1]
-    places = ((torch.arange(times * count) + 0.5) / times - 0.5).clamp(0, count - 1).to(quantiles.device)
-    below = places.long().clamp(max=max(count - 2, 0))
+    position = ((torch.arange(times * count) + 0.5) / times - 0.5).clamp(0, count - 1).to(quantiles.device)
+    below = position.long().clamp(max=max(count - 2, 0))
     above = (below + 1).clamp(max=count - 1)
-    return torch.lerp(quantiles[:, below], quantiles[:, above], (places - below).expand(len(quantiles), -1))
+    return torch.lerp(quantiles[:, below], quantiles[:, above], (position - below).expand(len(quantiles), -1))
 
 
-def sliced(values: Tensor, quantiles: Tensor) -> tuple[float, Tensor]:
+def sliced_distance(values: Tensor, quantiles: Tensor) -> tuple[float, Tensor]:
     """The mean over rows of W2^2 between values and quantiles, and its gradient in the values.
 
-    The best map between two sets of points on a line keeps their order; it does not change for small moves,
-    so that the gradient is that of the squares and nothing is differentiated through sorting.
+    The optimal map between two sets of points on a line preserves their order and does not change for small
+    moves, so the gradient is that of the squares, and nothing is differentiated through sorting.
     """
-    apart = values - matched(values, quantiles)
-    return apart.square().mean().item(), apart.mul_(2 / apart.numel())
+    gaps = values - match_ranks(values, quantiles)
+    return gaps.square().mean().item(), gaps.mul_(2 / gaps.numel())
 
 
-def smoothed(
+def smoothed_distance(
     rows: Tensor,
-    along: Tensor,
+    directions: Tensor,
     quantiles: Tensor,
     *,
     noise_stddev: float,
@@ -143,22 +127,22 @@ def smoothed(
 ) -> tuple[float, Tensor]:
     """The distance of public rows from noisy quantiles, and its gradient at the rows: post-processing.
 
-    The rows get the same noise before they are compared, `noises` times over: a distance between smoothed
-    distributions is zero where those are equal, whatever the noise.
+    The rows get noise of the same strength before they are compared, `noises` times: the distance between the
+    smoothed distributions is zero where the distributions are equal, for any noise.
     """
-    values = (along @ rows.T).repeat(1, noises)
+    values = (directions @ rows.T).repeat(1, noises)
     values += noise_stddev * torch.randn(*values.shape, generator=source).to(values.device)
-    distance, gradient = sliced(values, spread(quantiles, noises))
-    return distance, gradient.view(len(along), noises, -1).sum(1).T @ along
+    distance, gradient = sliced_distance(values, interpolate_quantiles(quantiles, noises))
+    return distance, gradient.view(len(directions), noises, -1).sum(1).T @ directions
 
 
 class Moments:
-    """What noisy projections tell, all releases together, of the mean and of M = E[x x^T] of rows.
+    """Estimates the mean and M = E[x x^T] of rows from the noisy projections of all releases.
 
-    Projections y of one row on k directions, put back as z = sum_j y_j u_j, keep what they tell together:
-    E[z z^T] less the noise's part is a M + b tr(M) I. On uniform directions a = 2k / (d (d + 2)) +
-    k (k - 1) / d^2 and b = k / (d (d + 2)); on m orthonormal blocks a = m^2 and b = 0. Solved for M, without
-    bias; squares of single projections would be off by d times as much on as many directions.
+    Projections y of a row on k directions u_j, put back as z = sum_j y_j u_j, are used jointly: E[z z^T] less
+    the noise's part is a M + b tr(M) I. On uniform directions a = 2k / (d (d + 2)) + k (k - 1) / d^2 and
+    b = k / (d (d + 2)); on m orthonormal blocks a = m^2 and b = 0. Solving for M gives an unbiased estimate;
+    squares of single projections would have d times its error.
     """
 
     def __init__(self, dim: int, geometry: Geometry, device: str) -> None:
@@ -168,25 +152,25 @@ class Moments:
         self.along = torch.zeros_like(self.second)
         self.count = torch.zeros((), dtype=torch.float64, device=device)
 
-    def add(self, along: Tensor, noisy: Tensor) -> None:
-        """Takes in directions and noisy projections on them, directions by rows."""
-        back = along.T @ noisy
+    def add(self, directions: Tensor, noisy: Tensor) -> None:
+        """Adds a release: directions, and noisy projections on them as directions by rows."""
+        back = directions.T @ noisy
         self.first += back.mean(1)
         self.second += back @ back.T / noisy.shape[1]
-        self.along += along.T @ along
+        self.along += directions.T @ directions
         self.count += 1
 
-    def told(self, noise_stddev: float) -> tuple[Tensor, Tensor]:
+    def estimate(self, noise_stddev: float) -> tuple[Tensor, Tensor]:
         dim, count = self.dim, self.count.clamp(min=1)
-        each = self.along.trace() / count  # directions of a release, each of length one
-        a, b = each**2 / dim**2, torch.zeros_like(each)
+        k = self.along.trace() / count  # directions per release, each of length one
+        a, b = k**2 / dim**2, torch.zeros_like(k)
         if self.geometry is Geometry.SPHERE:
-            b = each / (dim * (dim + 2))
-            a = 2 * b + each * (each - 1) / dim**2
-        seen = (self.second - noise_stddev**2 * self.along) / count
-        trace = seen.trace() / (a + b * dim)
-        square = (seen - b * trace * torch.eye(dim, device=seen.device)) / a
-        return dim * self.first / (count * each), square
+            b = k / (dim * (dim + 2))
+            a = 2 * b + k * (k - 1) / dim**2
+        second = (self.second - noise_stddev**2 * self.along) / count
+        trace = second.trace() / (a + b * dim)
+        square = (second - b * trace * torch.eye(dim, device=second.device)) / a
+        return dim * self.first / (count * k), square
 
-    def tensors(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         return {f"moments.{name}": getattr(self, name) for name in ("first", "second", "along", "count")}

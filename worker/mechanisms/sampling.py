@@ -1,6 +1,6 @@
-"""Who is in a batch: draws at the rate that was paid for, counted, and the event they amount to."""
+"""Samplers: which records are in a batch, and the event that noisy releases of such batches amount to."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -8,42 +8,26 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
-from core.faults import Failure, Fault
+from core.schema import ImageSchema
 from sluice.privacy.events import Gaussian, Geometry, PoissonGaussian, Query, Rotation, SlicedProjection
 from worker.mechanisms.noise import Rng
 
-# Records looked at in one go, so that ten million of them need no more memory than one million.
+# Records sampled at a time, to bound the memory.
 CHUNK = 2**20
+# Index of a row without a record.
 BLANK = -1
 
 
-class Rows(Protocol):
-    """Private records as mechanisms see them: how many, and some of them by index."""
+class Records(Protocol):
+    """Private records as trainers see them."""
+
+    schema: ImageSchema
 
     def __len__(self) -> int: ...
 
     def take(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Images, float32 in [-1, 1] as N, C, H, W, and their labels; none of either for no index."""
+        """Images, float32 in [-1, 1] as N, C, H, W, and their labels; empty for no index."""
         ...
-
-
-@dataclass
-class Draws:
-    """The batches of one training, as indices. Ends after the planned ones; asking for more is a fault."""
-
-    steps: int
-    _draw: Callable[[], np.ndarray] = field(repr=False)
-    drawn: int
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        while self.drawn < self.steps:
-            yield self.draw()
-
-    def draw(self) -> np.ndarray:
-        if self.drawn >= self.steps:
-            raise Failure(Fault.ACCOUNTING_MISMATCH)
-        self.drawn += 1
-        return self._draw()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +42,8 @@ class PoissonSampling:
     prob: float
     steps: int
 
-    def batches(self, records: Rows, rng: Rng, *, drawn: int = 0) -> Draws:
-        """Counts its draws; `drawn` of them were made before, by an attempt this one continues."""
-        return Draws(self.steps, lambda: self.draw(len(records), rng), drawn)
-
-    def draw(self, population: int, rng: Rng) -> np.ndarray:
+    def draw(self, population: int, rng: Rng, step: int = 0) -> np.ndarray:
+        del step
         numerator, denominator = self.prob.as_integer_ratio()
         threshold = (numerator << 64) // denominator
         if threshold >= 1 << 64:
@@ -101,11 +82,8 @@ class WithoutReplacement:
     population: int
     steps: int
 
-    def batches(self, records: Rows, rng: Rng, *, drawn: int = 0) -> Draws:
-        """Counts its draws; `drawn` of them were made before, by an attempt this one continues."""
-        return Draws(self.steps, lambda: self.draw(len(records), rng), drawn)
-
-    def draw(self, population: int, rng: Rng) -> np.ndarray:
+    def draw(self, population: int, rng: Rng, step: int = 0) -> np.ndarray:
+        del step
         slots = max(population, self.population)
         # Leaving out few is quicker than picking many.
         picked = distinct(min(self.batch, slots - self.batch), slots, rng)
@@ -134,13 +112,13 @@ class WithoutReplacement:
 
 @dataclass(frozen=True, kw_only=True)
 class EveryRecord:
-    """All records, in every step. Nothing is drawn, so nothing is random and nothing is amplified."""
+    """All records in every step: nothing is random, and there is no amplification by sampling."""
 
     steps: int = 1
 
-    def batches(self, records: Rows, *, drawn: int = 0) -> Draws:
-        """Counts its draws; `drawn` of them were made before, by an attempt this one continues."""
-        return Draws(self.steps, lambda: np.arange(len(records)), drawn)
+    def draw(self, population: int, rng: Rng, step: int = 0) -> np.ndarray:
+        del rng, step
+        return np.arange(population)
 
     def event(self, *, query: Query, bound: float, noise_stddev: float, rows: int = 1) -> Gaussian:
         """What a Gaussian release of all records costs."""
@@ -165,6 +143,9 @@ class PartRotation:
     batch: int
     steps: int
     key: bytes = field(repr=False)
+    _members: dict[int, tuple[np.ndarray, np.ndarray]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     @property
     def panels(self) -> int:
@@ -181,26 +162,25 @@ class PartRotation:
         words = np.frombuffer(b"".join(blocks), dtype=np.uint64)[::2]
         return (words % np.uint64(self.parts)).astype(np.int64)
 
-    def batches(self, records: Rows, rng: Rng, *, drawn: int = 0) -> Draws:
-        """Counts its draws; `drawn` of them were made before, by an attempt this one continues."""
-        part_of = self.part_of(len(records))
-        members = np.argsort(part_of, kind="stable")
-        starts = np.searchsorted(part_of[members], np.arange(self.parts + 1))
-        draws = Draws(self.steps, lambda: self.draw(members, starts, draws.drawn - 1, rng), drawn)
-        return draws
+    def members(self, population: int) -> tuple[np.ndarray, np.ndarray]:
+        """Records in the order of their parts, and where each part starts in that order."""
+        if population not in self._members:
+            part_of = self.part_of(population)
+            order = np.argsort(part_of, kind="stable")
+            self._members[population] = order, np.searchsorted(part_of[order], np.arange(self.parts + 1))
+        return self._members[population]
 
-    def draw(self, members: np.ndarray, starts: np.ndarray, step: int, rng: Rng) -> np.ndarray:
-        turn = self.turn(step)
+    def draw(self, population: int, rng: Rng, step: int = 0) -> np.ndarray:
+        (members, starts), turn = self.members(population), self.turn(step)
         first, sizes = starts[turn], starts[1:][turn] - starts[turn]
         among = np.repeat(np.maximum(sizes, 1).astype(np.uint64), self.batch)
         words = rng.words(len(among))
-        # 2^64 modulo the size; words below it would favour the records that stand first.
-        odd = (np.uint64(0) - among) % among
-        while (again := words < odd).any():
+        # Words below 2^64 modulo the size would favour the records that come first: they are drawn again.
+        favoured = (np.uint64(0) - among) % among
+        while (again := words < favoured).any():
             words[again] = rng.words(int(again.sum()))
-        places = first[:, None] + (words % among).astype(np.int64).reshape(self.panel, self.batch)
-        blank = np.append(members, BLANK)
-        return np.where(sizes[:, None] > 0, blank[np.minimum(places, len(members))], BLANK)
+        index = first[:, None] + (words % among).astype(np.int64).reshape(self.panel, self.batch)
+        return np.where(sizes[:, None] > 0, np.append(members, BLANK)[np.minimum(index, len(members))], BLANK)
 
     def event(self, *, query: Query, bound: float, noise_stddev: float, rows: int = 1) -> Rotation:
         """What noisy answers of these panels cost."""

@@ -1,16 +1,15 @@
-"""Domain adaptation: Algorithm 2 of the DP-SWD paper, without the gradient that it must not have.
+"""Domain adaptation: Algorithm 2 of the DP-SWD paper, with a fixed encoder for private images.
 
 A classifier is an encoder and a head. It first learns public images with their labels; a copy of its encoder
-is then fixed, and gives public and private images alike their latents. A lens, through which public images
-are seen from then on, learns to make their latents distributed as noisy projections say that those of
-private images are, while the classifier goes on learning what it sees through the lens, labels and all.
+is then fixed, and gives latents of public and private images. A lens, which transforms public images from
+then on, learns to give their latents the distribution of private latents that the noisy projections describe,
+while the classifier goes on learning the transformed images with their labels.
 
-In the paper one encoder serves both, and its gradient flows through private images too. That gradient holds
-the derivative of the encoder at private images, which is no function of the noisy projections.
+In the paper one encoder serves both, and its gradient flows through private images. That gradient contains
+the derivative of the encoder at private images, which is not a function of the noisy projections.
 """
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from copy import deepcopy
 
 import numpy as np
@@ -19,32 +18,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from core.faults import Failure, Fault
-from sluice.generators.classifier import Classifier, ClassifierShape, Network
+from sluice.generators.classifier import Classifier, ClassifierShape
 from sluice.methods.adapt import AdaptPlan, AdaptRecipe
-from sluice.methods.base import trainable
-from worker.mechanisms.noise import GaussianNoise, Rng
 from worker.mechanisms.projections import (
-    clipped,
-    directions,
-    inner_bound,
-    ordered,
+    ProjectionMechanism,
+    clip_differentiably,
     private_rows,
-    smoothed,
+    smoothed_distance,
+    sort_rows,
 )
-from worker.mechanisms.sampling import BLANK, WithoutReplacement, uniform
-from worker.trainers.descent import descend
-from worker.trainers.networks import start_state
-from worker.trainers.progress import Progress
-from worker.trainers.swd import ImageRows, fill, kept
+from worker.mechanisms.sampling import BLANK, uniform
+from worker.trainers.base import BaseTrainer, Progress, cosine_decay, seed, tensors_of
+from worker.trainers.generator import adam, apply_gradients
 
-# Public images in a step on them alone, and those that the centre and the scale of latents come from.
+# Public images in a step on them alone, and those that give the centre and the scale of latents.
 SOURCE_BATCH, MEASURED = 128, 2000
-# How much of a pixel beyond black or white still counts: without any it would have no gradient.
+# The slope beyond black and white: without any, such pixels would have no gradient.
 BEYOND = 0.05
 
 
 class Lens(nn.Module):
-    """Moves, stretches and turns images, blurs or sharpens them, sets their brightness: all of them alike."""
+    """An affine map, a blur and a brightness, the same for all images."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -54,191 +48,121 @@ class Lens(nn.Module):
         nn.init.dirac_(self.blur, groups=channels)
 
     def forward(self, images: Tensor) -> Tensor:
-        places = F.affine_grid(self.frame.expand(len(images), 2, 3), list(images.shape), align_corners=False)
-        moved = F.grid_sample((images + 1) / 2, places, align_corners=False)
-        seen = F.conv2d(moved, self.blur, self.light, padding=2, groups=len(self.blur))
-        inside = seen.clamp(0, 1)
-        return 2 * (inside + BEYOND * (seen - inside)) - 1
+        grid = F.affine_grid(self.frame.expand(len(images), 2, 3), list(images.shape), align_corners=False)
+        moved = F.grid_sample((images + 1) / 2, grid, align_corners=False)
+        blurred = F.conv2d(moved, self.blur, self.light, padding=2, groups=len(self.blur))
+        inside = blurred.clamp(0, 1)
+        return 2 * (inside + BEYOND * (blurred - inside)) - 1
 
 
-class AdaptTraining:
-    """Learns from `source`, which is public, labels and all, and from private `records` without theirs.
+class Trainer(BaseTrainer[AdaptPlan, AdaptRecipe]):
+    """Learns from `source`, which is public, with its labels, and from private records without theirs.
 
     Guarantee: each step releases noisy projections of the latents of a batch of fixed size, drawn without
-    replacement; the latents of an image depend on it and on public things alone, and are clipped by
-    themselves; see docs/guarantees.md#swd. Classifier and lens are computed from these releases, from the
-    source and from randomness.
+    replacement; the latents of an image depend on that image and on public data alone, and are clipped one by
+    one; see docs/guarantees.md#swd. Classifier and lens are computed from these releases, from the source and
+    from randomness.
     """
 
-    def __init__(
-        self,
-        plan: AdaptPlan,
-        records: ImageRows,
-        source: ImageRows,
-        *,
-        rng: Rng,
-        recipe: AdaptRecipe | None = None,
-        device: str | None = None,
-    ) -> None:
-        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.plan, self.records, self.source, self.rng = plan, records, source, rng
-        self.recipe = recipe = recipe or plan.known_recipe
-        self.shape = shape_of(records, source, plan, recipe)
-        # What is made up has no secret to keep: a quick source, started by the secure one, will do.
-        self.random = torch.Generator().manual_seed(int(rng.words(1)[0]) >> 1)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(rng.words(1)[0]) >> 1)
-            self.network = Network(self.shape).to(self.device)
+    mechanism: ProjectionMechanism
+
+    def build(self) -> None:
+        self.public_steps_planned = self.recipe.source_steps
+        if self.source is None:
+            raise Failure(Fault.SCHEMA_MISMATCH)
+        private, public = (
+            [getattr(schema, name) for name in ("kind", "height", "width", "channels")]
+            for schema in (self.schema, self.source.schema)
+        )
+        if private != public:
+            raise Failure(Fault.SCHEMA_MISMATCH)
+        self.public, self.classes = self.source, len(self.source.schema.classes)
+        self.shape = self.architecture(ClassifierShape, features=self.recipe.features, latent=self.plan.dim)
+        # Public images are not secret, so a fast generator that the secure one seeds is enough.
+        self.random = torch.Generator().manual_seed(seed(self.rng))
+        with self.seeded():
+            self.network = self.shape.network().to(self.device)
         self.fixed = deepcopy(self.network.encoder)
         self.lens = Lens(self.shape.channels).to(self.device)
-        self.centre = torch.zeros(plan.dim, device=self.device)
+        self.centre = torch.zeros(self.plan.dim, device=self.device)
         self.scale = torch.ones((), device=self.device)
-        self.optimizers = {
-            "network": torch.optim.Adam(self.network.parameters(), fused=True),
-            "lens": torch.optim.Adam(self.lens.parameters(), betas=(0.9, 0.99), fused=True),
-        }
-        for optimizer in self.optimizers.values():
-            start_state(optimizer)
-        self.learned = 0
-        self.seen: dict[str, float] = {}
+        self.network_optimizer = adam(self.network.parameters())
+        self.lens_optimizer = adam(self.lens.parameters(), betas=(0.9, 0.99))
 
-        steps = plan.known_steps
-        self.sampling = WithoutReplacement(batch=plan.batch, population=plan.records, steps=steps)
-        self.noise = GaussianNoise(stddev=plan.noise_stddev, size=plan.directions * plan.batch, steps=steps)
-        self.row_bound = inner_bound(plan.row_bound, dim=plan.dim, noise=self.noise)
-        event = self.sampling.event(
-            geometry=plan.geometry,
-            directions=plan.directions,
-            dim=plan.dim,
-            row_bound=plan.row_bound,
-            noise_stddev=self.noise.stddev,
-        )
-        if event != plan.event():
-            raise Failure(Fault.ACCOUNTING_MISMATCH)
-        self.draws = self.sampling.batches(records, rng)
-        self.releases = self.noise.releases(rng)
+    def make_mechanism(self) -> ProjectionMechanism:
+        return ProjectionMechanism(self.plan, self.rng)
 
     def steps(self) -> Iterator[Progress]:
-        while self.learned < self.recipe.source_steps:
-            self.learn_source()
-            if self.learned == self.recipe.source_steps:
-                self.fix()
-            yield self.progress()
-        for batch in self.draws:
-            self.adapt(*self.released(batch))
-            yield self.progress()
+        yield from self.take_public_steps()
+        yield from super().steps()
 
-    def progress(self) -> Progress:
-        steps = self.recipe.source_steps + self.plan.known_steps
-        return Progress(self.learned + self.draws.drawn, steps)
-
-    # Public
-
-    def learn_source(self) -> None:
-        images, labels = self.known(SOURCE_BATCH)
-        self.descend("network", F.cross_entropy(self.network(images), labels), self.recipe.source_rate)
-        self.learned += 1
+    def public_step(self) -> None:
+        images, labels = self.take_public(SOURCE_BATCH)
+        loss = F.cross_entropy(self.network(images), labels)
+        minimize(self.network_optimizer, loss, self.recipe.source_rate)
+        if int(self.public_steps) == self.public_steps_planned - 1:
+            self.fix_encoder()
 
     @torch.no_grad()
-    def fix(self) -> None:
-        """From here on private images have these latents; centre and scale are those of public images."""
+    def fix_encoder(self) -> None:
+        """Fixes the latents of private images; public images give their centre and scale."""
         self.fixed.load_state_dict(self.network.encoder.state_dict())
-        latents = self.fixed(self.known(MEASURED)[0])
+        latents = self.fixed(self.take_public(MEASURED)[0])
         self.centre.copy_(latents.mean(0))
         self.scale.copy_((latents - self.centre).norm(dim=1).mean().clamp(min=1e-6) / self.plan.row_bound)
 
-    def known(self, count: int) -> tuple[Tensor, Tensor]:
-        images, labels = self.source.take(uniform(count, len(self.source), self.rng))
+    def take_public(self, count: int) -> tuple[Tensor, Tensor]:
+        images, labels = self.public.take(uniform(count, len(self.public), self.rng))
         return images.to(self.device), labels.to(self.device)
 
-    def rows(self, latents: Tensor) -> Tensor:
-        return (latents - self.centre) / self.scale
+    def rows(self, images: Tensor) -> Tensor:
+        return (self.fixed(images) - self.centre) / self.scale
 
-    def adapt(self, along: Tensor, quantiles: Tensor) -> None:
-        """A step towards the release: post-processing. Public images alone are differentiated at."""
-        images, labels = self.known(self.plan.batch)
-        seen = self.lens(images)
-        rows = clipped(self.rows(self.fixed(seen)), self.plan.row_bound)
-        how = {"noise_stddev": self.plan.noise_stddev, "noises": self.recipe.noises}
-        distance, pull = smoothed(rows.detach(), along, quantiles, source=self.random, **how)
-        loss = F.cross_entropy(self.network(seen.detach().clamp(-1, 1)), labels)
-        self.seen = {"distance": distance, "loss": loss.item()}
-        left = max((1 + math.cos(math.pi * self.draws.drawn / self.plan.known_steps)) / 2, 0.01)
-        self.descend("lens", (rows * pull).sum(), left * self.recipe.lens_rate)
-        self.descend("network", loss, left * self.recipe.rate)
-
-    def descend(self, name: str, loss: Tensor, rate: float) -> None:
-        optimizer = self.optimizers[name]
-        [group] = optimizer.param_groups
-        group["lr"] = rate
-        descend(optimizer, torch.autograd.grad(loss, group["params"]))
-
-    # Private
-
-    def released(self, batch: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Fresh directions, and what is known of the batch: noisy projections of its latents, in order."""
-        plan = self.plan
-        along = directions(plan.geometry, plan.directions, plan.dim, self.rng).to(self.device)
-        projected = along @ self.latent_rows(batch).T
-        noisy = self.releases.release(projected.flatten()).view(plan.directions, plan.batch)
-        return along, ordered(noisy.float())
+    def step(self, batch: np.ndarray) -> None:
+        directions, noisy = self.mechanism.project(self.private_rows(batch))
+        self.adapt(directions, sort_rows(noisy))
 
     @torch.no_grad()
-    def latent_rows(self, batch: np.ndarray) -> Tensor:
-        there = batch != BLANK
-        images, _ = self.records.take(batch[there])
-        return private_rows(self.rows(self.fixed(images.to(self.device))), there, bound=self.row_bound)
+    def private_rows(self, batch: np.ndarray) -> Tensor:
+        present = batch != BLANK
+        images, _ = self.take(batch[present])
+        return private_rows(self.rows(images), present, bound=self.mechanism.clip_norm)
 
-    # Kept
+    def adapt(self, directions: Tensor, quantiles: Tensor) -> None:
+        """A step towards the release: post-processing. Gradients are those at public images."""
+        images, labels = self.take_public(self.plan.batch)
+        transformed = self.lens(images)
+        rows = clip_differentiably(self.rows(transformed), self.plan.row_bound)
+        distance, gradient = smoothed_distance(
+            rows.detach(),
+            directions,
+            quantiles,
+            noise_stddev=self.plan.noise_stddev,
+            noises=self.recipe.noises,
+            source=self.random,
+        )
+        loss = F.cross_entropy(self.network(transformed.detach().clamp(-1, 1)), labels)
+        self.measured = {"distance": distance, "loss": loss.item()}
+        decay = cosine_decay(self.mechanism.drawn, self.plan.known_steps)
+        minimize(self.lens_optimizer, (rows * gradient).sum(), decay * self.recipe.lens_rate)
+        minimize(self.network_optimizer, loss, decay * self.recipe.rate)
 
-    def tensors(self) -> dict[str, Tensor]:
-        found = {"centre": self.centre, "scale": self.scale}
-        for name in ("network", "fixed", "lens"):
-            part: nn.Module = getattr(self, name)
-            found |= {f"{name}.{key}": value for key, value in part.state_dict().items()}
-        for name, optimizer in self.optimizers.items():
-            for index, parameter in enumerate(optimizer.param_groups[0]["params"]):
-                for key, value in optimizer.state[parameter].items():
-                    found[f"{name}_optimizer.{index}.{key}"] = value
-        return found
+    def state(self) -> dict[str, Tensor]:
+        return tensors_of(
+            centre=self.centre,
+            scale=self.scale,
+            network=self.network,
+            fixed=self.fixed,
+            lens=self.lens,
+            network_optimizer=self.network_optimizer,
+            lens_optimizer=self.lens_optimizer,
+        )
 
-    def checkpoint(self) -> dict[str, Tensor]:
-        counts = {"drawn": torch.tensor(self.draws.drawn), "learned": torch.tensor(self.learned)}
-        return kept({**counts, **self.tensors()})
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Goes on where the checkpoint was taken, with fresh randomness under the same charge."""
-        fill(self.tensors(), tensors)
-        self.learned, drawn = int(tensors["learned"]), int(tensors["drawn"])
-        self.draws = self.sampling.batches(self.records, self.rng, drawn=drawn)
-        self.releases = self.noise.releases(self.rng, made=drawn)
-
-    def diagnostics(self) -> dict[str, float]:
-        return {name: value for name, value in self.seen.items() if math.isfinite(value)}
-
-    def synthesizer(self) -> Classifier:
-        if not self.draws.drawn == self.releases.made == self.plan.known_steps:
-            raise Failure(Fault.ACCOUNTING_MISMATCH)
-        network = deepcopy(self.network).cpu()
-        # A function of noised releases, so that it may be known.
-        if not all(parameter.isfinite().all() for parameter in network.parameters()):
-            raise Failure(Fault.DIVERGED)
-        return Classifier(self.shape, network)
+    def build_synthesizer(self) -> Classifier:
+        return Classifier(self.shape, deepcopy(self.network).cpu())
 
 
-def shape_of(records: ImageRows, source: ImageRows, plan: AdaptPlan, recipe: AdaptRecipe) -> ClassifierShape:
-    """The shape of a classifier of both, which have to be images of one size."""
-    ours, theirs = records.schema, source.schema
-    same = all(
-        getattr(ours, name) == getattr(theirs, name) for name in ("kind", "height", "width", "channels")
-    )
-    if not same or ours.kind != "image" or not trainable(ours.height, ours.width):
-        raise Failure(Fault.SCHEMA_MISMATCH)
-    return ClassifierShape(
-        height=ours.height,
-        width=ours.width,
-        channels=ours.channels,
-        classes=len(theirs.classes),
-        features=recipe.features,
-        latent=plan.dim,
-    )
+def minimize(optimizer: torch.optim.Optimizer, loss: Tensor, rate: float) -> None:
+    [group] = optimizer.param_groups
+    group["lr"] = rate
+    apply_gradients(optimizer, torch.autograd.grad(loss, group["params"]))

@@ -2,10 +2,8 @@
 
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
-from copy import deepcopy
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,201 +11,170 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from core.faults import Failure, Fault
-from core.schema import ImageSchema
 from sluice.generators.dcgan import SLOPE
+from sluice.generators.dct import LowFrequencies
 from sluice.generators.dense import Dense
 from sluice.generators.image import ImageSynthesizer
-from sluice.methods.base import trainable
 from sluice.methods.gswgan import GSWGANPlan, GSWGANRecipe
 from sluice.privacy.events import Query
 from worker.mechanisms.clipping import clip_rows
-from worker.mechanisms.noise import GaussianNoise, Rng
-from worker.mechanisms.sampling import PartRotation, Rows, uniform
-from worker.trainers.descent import descend, remember
-from worker.trainers.networks import BatchNormed, difference, numbers, start_state
-from worker.trainers.progress import Progress
-from worker.trainers.swd import fill, kept
-
-
-class ImageRows(Rows, Protocol):
-    schema: ImageSchema
-
-
-class Frequencies:
-    """Images as their lowest frequencies (DCT), scaled to numbers of about one. Linear, and public."""
-
-    def __init__(self, shape: Dense, lowest: int | None) -> None:
-        self.down, self.across = (waves(side, lowest or side) for side in (shape.height, shape.width))
-        self.scale = 2 / math.sqrt(shape.height * shape.width)
-        self.size = shape.channels * len(self.down) * len(self.across)
-
-    def of(self, images: Tensor) -> Tensor:
-        return (self.down @ images @ self.across.T).flatten(1) * self.scale
-
-
-def waves(side: int, lowest: int) -> Tensor:
-    """The first rows of the orthonormal cosine transform."""
-    places = (torch.arange(side) + 0.5) * math.pi / side
-    rows = torch.cos(torch.arange(min(lowest, side))[:, None] * places)
-    return rows / rows.norm(dim=1, keepdim=True)
+from worker.mechanisms.mechanism import Mechanism
+from worker.mechanisms.noise import GaussianNoise
+from worker.mechanisms.sampling import PartRotation, uniform
+from worker.trainers.base import BaseTrainer, load_into, snapshot
+from worker.trainers.generator import LearningGenerator, apply_gradients
+from worker.trainers.networks import BatchNormed, diversity
 
 
 class Discriminators:
     """Several discriminators side by side, each with one hidden layer: (v + v_label) . h(frequencies).
 
-    Nothing of one enters another: every product is batched over discriminators.
+    They share nothing: every product is batched over discriminators.
     """
 
-    def __init__(self, weights: Tensor, *, given: int, classes: int) -> None:
-        features = self.features(weights.shape[1], given=given, classes=classes)
-        pieces = weights.view(len(weights), -1, features).split((given, 1, 1, classes), 1)
+    def __init__(self, weights: Tensor, *, inputs: int, classes: int) -> None:
+        features = weights.shape[1] // (inputs + classes + 2)
+        pieces = weights.view(len(weights), -1, features).split((inputs, 1, 1, classes), 1)
         self.weights = [piece.contiguous().requires_grad_() for piece in pieces]
         self.body, self.bias, self.score, self.label = self.weights
 
     @staticmethod
-    def size(*, given: int, classes: int, features: int) -> int:
-        return (given + classes + 2) * features
-
-    @staticmethod
-    def features(size: int, *, given: int, classes: int) -> int:
-        return size // (given + classes + 2)
+    def initial(count: int, *, inputs: int, classes: int, features: int) -> Tensor:
+        """Random hidden layers and scores of zero: the first answers come from what the part taught."""
+        weights = torch.zeros(count, (inputs + classes + 2) * features)
+        weights[:, : inputs * features].normal_(std=1 / math.sqrt(inputs))
+        return weights
 
     def scores(self, x: Tensor, labels: Tensor) -> Tensor:
         hidden = torch.baddbmm(self.bias, x, self.body)
         return (F.leaky_relu(hidden, SLOPE) * self.directions(labels)).sum(2)
 
     def gradients(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Of each score at its own input; their own gradients at the weights are right too."""
+        """Of each score at its own input, differentiable in the weights."""
         with torch.no_grad():
             slopes = torch.where(torch.baddbmm(self.bias, x, self.body) > 0, 1.0, SLOPE)
         return torch.bmm(slopes * self.directions(labels), self.body.transpose(1, 2))
 
     def directions(self, labels: Tensor) -> Tensor:
-        which = labels[..., None].expand(-1, -1, self.label.shape[2])
-        return self.score + torch.gather(self.label, 1, which)
+        index = labels[..., None].expand(-1, -1, self.label.shape[2])
+        return self.score + torch.gather(self.label, 1, index)
 
 
-def fresh_weights(count: int, *, given: int, classes: int, features: int) -> Tensor:
-    """Hidden layers at random, and scores of zero: what an answer says at first is what its part taught."""
-    weights = torch.zeros(count, Discriminators.size(given=given, classes=classes, features=features))
-    weights[:, : given * features].normal_(std=1 / math.sqrt(given))
-    return weights
+class Trainer(BaseTrainer[GSWGANPlan, GSWGANRecipe]):
+    """A generator that follows many discriminators, each trained on one part of the records.
 
-
-class GSWGANTraining:
-    """A generator that follows many discriminators, each of which knows one part of the records.
-
-    Guarantee: a step releases the sum of a panel's clipped gradients with noise. A record lives in one part,
-    so it moves one term of that sum, by at most 2 * clip_norm (* sqrt(images) if clipped per image), and only
-    when its panel's turn comes; see docs/guarantees.md#gswgan. What discriminators learn stays with their
-    part. The generator is computed from noised sums and from randomness.
+    Guarantee: a step releases the sum of a panel's clipped gradients with noise. A record is in one part, so
+    it moves one term of that sum, by at most 2 * clip_norm (* sqrt(images) if clipped per image), and only in
+    the steps of its panel; see docs/guarantees.md#gswgan. Discriminators never leave the trainer. The
+    generator is computed from noised sums and from randomness.
     """
 
-    def __init__(
-        self,
-        plan: GSWGANPlan,
-        records: ImageRows,
-        *,
-        rng: Rng,
-        recipe: GSWGANRecipe | None = None,
-        device: str | None = None,
-    ) -> None:
-        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.plan, self.records, self.rng = plan, records, rng
-        self.recipe = recipe = recipe or plan.recipe or GSWGANRecipe.for_device(self.device)
-        self.shape = architecture(records.schema, recipe)
-        self.frequencies = Frequencies(self.shape, recipe.frequencies)
-        self.given = self.frequencies.size
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(rng.words(1)[0]) >> 1)
-            self.generator = BatchNormed(self.shape.network())
-            self.discriminators = self.on_disk()
-        self.average = deepcopy(self.generator)
-        self.optimizer = torch.optim.Adam(
-            self.generator.parameters(), lr=recipe.generator_rate, betas=(0.5, 0.99), fused=True
-        )
-        start_state(self.optimizer)
-        # Of an even number, for pairs; two at least, for batch norm.
-        self.shown = plan.images + plan.images % 2
-        self.last: dict[str, float] = {}
+    on_cpu = True
 
-        self.sampling = PartRotation(
-            parts=plan.parts,
-            panel=plan.panel,
-            batch=recipe.part_batch,
-            steps=plan.known_steps,
-            key=rng.words(4).tobytes(),
+    def build(self) -> None:
+        recipe = self.recipe
+        self.shape = self.architecture(Dense, features=recipe.generator_features, latent=recipe.latent)
+        sides = (self.shape.channels, self.shape.height, self.shape.width)
+        self.basis = LowFrequencies(*sides, recipe.frequencies or max(sides), dtype=torch.float32)
+        self.scale = 2 / math.sqrt(self.shape.height * self.shape.width)  # to numbers of about one
+        with self.seeded():
+            network = BatchNormed(self.shape.network())
+            self.discriminators = self.weights_on_disk()
+        self.generator = LearningGenerator(
+            self.shape,
+            network,
+            rate=recipe.generator_rate,
+            betas=(0.5, 0.99),
+            average_decay=recipe.average_decay,
+            device=self.device,
         )
-        self.noise = GaussianNoise(
-            stddev=plan.noise_stddev, size=plan.images * self.given, steps=plan.known_steps
-        )
-        self.clip_norm = self.noise.inner(plan.clip_norm)
-        event = self.sampling.event(
-            query=Query.FUNCTION, bound=plan.clip_norm, noise_stddev=self.noise.stddev, rows=plan.rows
-        )
-        if event != plan.event():
-            raise Failure(Fault.ACCOUNTING_MISMATCH)
-        self.draws = self.sampling.batches(records, rng)
-        self.releases = self.noise.releases(rng)
+        self.key = torch.from_numpy(self.rng.words(4).view(np.uint8).copy())
+        # An even number, for pairs; two at least, for batch norm.
+        self.generated = self.plan.images + self.plan.images % 2
 
-    def on_disk(self) -> Tensor:
-        """Weights of all discriminators in a file without a name: in memory are those that learn."""
-        sizes = {"classes": self.shape.classes, "features": self.recipe.discriminator_features}
-        width = Discriminators.size(given=self.given, **sizes)
+    def weights_on_disk(self) -> Tensor:
+        """Weights of all discriminators in an unlinked file: memory holds only those that learn."""
+        plan, recipe = self.plan, self.recipe
+        sizes = {
+            "inputs": self.basis.size,
+            "classes": self.classes,
+            "features": recipe.discriminator_features,
+        }
+        width = Discriminators.initial(0, **sizes).shape[1]
         with tempfile.TemporaryFile() as file:
-            kept = np.memmap(file, dtype=np.float32, mode="w+", shape=(self.plan.parts, width))
-        weights = torch.from_numpy(kept)
-        for some in weights.split(self.recipe.abreast):
-            some.copy_(fresh_weights(len(some), given=self.given, **sizes))
+            weights = torch.from_numpy(
+                np.memmap(file, dtype=np.float32, mode="w+", shape=(plan.parts, width))
+            )
+        for chunk in weights.split(recipe.abreast):
+            chunk.copy_(Discriminators.initial(len(chunk), **sizes))
         return weights
 
-    def steps(self) -> Iterator[Progress]:
-        for batch in self.draws:
-            latents, labels = self.latents(self.shown)
-            images = self.generator(latents, labels)
-            seen = self.frequencies.of(images[: self.plan.images])
-            total = self.answers(batch, seen.detach(), labels[: self.plan.images])
-            noisy = self.releases.release(total)
-            # Divided by the most that a panel can say: a public constant.
-            most = self.plan.panel * self.plan.clip_norm
-            self.follow(images, seen, (noisy / most).float().view_as(seen))
-            yield Progress(self.draws.drawn, self.plan.known_steps)
+    def sampler(self) -> PartRotation:
+        return PartRotation(
+            parts=self.plan.parts,
+            panel=self.plan.panel,
+            batch=self.recipe.part_batch,
+            steps=self.plan.known_steps,
+            key=self.key.numpy().tobytes(),
+        )
 
-    def answers(self, batch: np.ndarray, seen: Tensor, labels: Tensor) -> Tensor:
+    def make_mechanism(self) -> Mechanism:
+        plan, size = self.plan, self.plan.images * self.basis.size
+        noise, self.rotation = GaussianNoise(stddev=plan.noise_stddev, size=size), self.sampler()
+        query = {"query": Query.FUNCTION, "bound": plan.clip_norm, "rows": plan.rows}
+        return Mechanism(self.rotation, noise, self.rng, **query)
+
+    def step(self, batch: np.ndarray) -> None:
+        latents, labels = self.latents(self.generated)
+        images = self.generator(latents, labels)
+        inputs = self.inputs(images[: self.plan.images])
+        total = self.answers(batch, inputs.detach(), labels[: self.plan.images])
+        noisy = self.mechanism.release(total)
+        # Divided by the longest sum that a panel can give: a public constant.
+        gradient = (noisy / (self.plan.panel * self.plan.clip_norm)).float().view_as(inputs)
+        self.follow(images, inputs, gradient)
+
+    def follow(self, images: Tensor, inputs: Tensor, gradient: Tensor) -> None:
+        """One step of the generator along the noised answers: post-processing."""
+        self.generator.minimize((inputs * gradient).sum() - self.recipe.variety * diversity(images))
+
+    def inputs(self, images: Tensor) -> Tensor:
+        """What discriminators see of images: their lowest frequencies."""
+        return self.basis.coefficients(images) * self.scale
+
+    def answers(self, batch: np.ndarray, inputs: Tensor, labels: Tensor) -> Tensor:
         """The sum over the panel of gradients at the images, each discriminator's clipped by itself."""
-        step = self.draws.drawn - 1
-        turn = self.sampling.turn(step)
-        takes = self.recipe.first_steps if step < self.sampling.panels else self.recipe.discriminator_steps
-        fakes = [self.made_up(self.recipe.part_batch) for _ in range(takes)]
-        blank = torch.from_numpy(batch < 0)
-        images, classes = self.records.take(batch[batch >= 0])
-        real = torch.zeros(*batch.shape, self.given)
-        real[~blank] = self.frequencies.of(torch.nan_to_num(images, nan=0.0).clamp(-1, 1))
-        kinds = torch.zeros(batch.shape, dtype=torch.int64)
-        # A label outside the declared classes must not stop the training: stopping would tell of it.
-        kinds[~blank] = classes.clamp(0, self.shape.classes - 1)
-        total = torch.zeros(seen.numel(), dtype=torch.float64)
-        norms: list[Tensor] = []
-        gaps: list[Tensor] = []
-        for start in range(0, len(turn), self.recipe.abreast):
-            some = slice(start, min(start + self.recipe.abreast, len(turn)))
-            kept = self.discriminators[turn[some.start] : turn[some.start] + some.stop - some.start]
-            several = Discriminators(kept.clone(), given=self.given, classes=self.shape.classes)
-            gaps.append(self.learn(several, real[some], kinds[some], ~blank[some, 0], fakes))
+        recipe, step, clip_norm = self.recipe, self.mechanism.drawn - 1, self.mechanism.clip_norm
+        turn = self.rotation.turn(step)
+        takes = recipe.first_steps if step < self.rotation.panels else recipe.discriminator_steps
+        fakes = [self.sample_fakes(recipe.part_batch) for _ in range(takes)]
+        present = torch.from_numpy(batch >= 0)
+        images, classes = self.take(batch[batch >= 0])
+        real = torch.zeros(*batch.shape, self.basis.size)
+        real[present] = self.inputs(torch.nan_to_num(images, nan=0.0).clamp(-1, 1))
+        real_labels = torch.zeros(batch.shape, dtype=torch.int64)
+        real_labels[present] = classes
+        total = torch.zeros(inputs.numel(), dtype=torch.float64)
+        norms, gaps = [], []
+        for start in range(0, len(turn), recipe.abreast):
+            some = slice(start, min(start + recipe.abreast, len(turn)))
+            weights = self.discriminators[turn[some.start] : turn[some.start] + some.stop - some.start]
+            several = Discriminators(weights.clone(), inputs=self.basis.size, classes=self.classes)
+            gaps.append(self.learn(several, real[some], real_labels[some], present[some, 0], fakes))
             with torch.no_grad():
-                kept.copy_(torch.cat(several.weights, 1).flatten(1))
+                weights.copy_(torch.cat(several.weights, 1).flatten(1))
                 # Uphill for the score is downhill for the generator's loss.
-                uphill = several.gradients(*alike(seen, labels, len(kept)))
+                uphill = several.gradients(*repeated(inputs, labels, len(weights)))
                 rows = -uphill.flatten(0, 1) if self.plan.rows > 1 else -uphill.flatten(1)
-                clipped, lengths = clip_rows(rows, self.clip_norm)
-                total += clipped.view(len(kept), -1).sum(0)
+                clipped, lengths = clip_rows(rows, clip_norm)
+                total += clipped.view(len(weights), -1).sum(0)
                 norms.append(lengths)
         lengths = torch.cat(norms)
-        self.last = {
+        self.measured = {
             "score_gap": torch.cat(gaps).median().item(),
             "answer_norm": lengths.median().item(),
-            "answers_clipped": (lengths > self.clip_norm).double().mean().item(),
-            "agreement": total.norm().item() / (len(turn) * math.sqrt(self.plan.rows) * self.clip_norm),
+            "answers_clipped": (lengths > clip_norm).double().mean().item(),
+            "agreement": total.norm().item() / (len(turn) * math.sqrt(self.plan.rows) * clip_norm),
         }
         return total
 
@@ -215,137 +182,71 @@ class GSWGANTraining:
         self,
         several: Discriminators,
         real: Tensor,
-        kinds: Tensor,
+        real_labels: Tensor,
         present: Tensor,
         fakes: list[tuple[Tensor, Tensor]],
     ) -> Tensor:
-        """Wasserstein with a penalty on each sample's own gradient. Gives the gaps between real and fake.
+        """Wasserstein loss with a gradient penalty per sample. Returns gaps between real and fake scores.
 
-        The optimizer starts afresh in each turn, so that nothing is kept but weights.
+        The optimizer starts afresh in each turn, so that only weights are stored.
         """
         optimizer = torch.optim.Adam(
             several.weights, lr=self.recipe.discriminator_rate, betas=(0.5, 0.9), fused=True
         )
         gap = torch.zeros(len(real))
-        for fake, labels in fakes:
-            made = alike(fake, labels, len(real))
-            scored = several.scores(real, kinds).mean(1) * present
-            gap = scored - several.scores(*made).mean(1)
-            share = self.shares(*real.shape[:2], 1)
-            between = several.gradients(share * real + (1 - share) * made[0], kinds)
-            # One-sided: none has to be steep where it knows nothing, and so they agree more.
+        for fake_batch in fakes:
+            fake, labels = repeated(*fake_batch, len(real))
+            scores = several.scores(real, real_labels).mean(1) * present
+            gap = scores - several.scores(fake, labels).mean(1)
+            share = self.uniforms(*real.shape[:2], 1)
+            between = several.gradients(share * real + (1 - share) * fake, real_labels)
+            # One-sided: a discriminator need not be steep where it knows nothing, so that they agree more.
             excess = F.relu((between.square().sum(2) + 1e-12).sqrt() - 1)
             loss = self.recipe.penalty * excess.square().mean(1) - gap
             # A sum over discriminators that share nothing: each gets its own gradient.
-            descend(optimizer, torch.autograd.grad(loss.sum(), several.weights))
+            apply_gradients(optimizer, torch.autograd.grad(loss.sum(), several.weights))
         return gap.detach().nan_to_num()
 
-    def follow(self, images: Tensor, seen: Tensor, gradient: Tensor) -> None:
-        """One step of the generator along the noised answers: post-processing."""
-        loss = (seen * gradient).sum() - self.recipe.variety * difference(images)
-        descend(self.optimizer, torch.autograd.grad(loss, list(self.generator.parameters())))
-        remember(
-            numbers(self.average),
-            numbers(self.generator),
-            steps=self.draws.drawn,
-            decay=self.recipe.average_decay,
-        )
-
     def latents(self, count: int) -> tuple[Tensor, Tensor]:
-        """Latents, and labels in turn from a random one on, the same for both halves; records have no say."""
+        """Latents, and consecutive labels from a random one on, the same for both halves of the batch."""
         normals = self.rng.normals(count * self.shape.latent).view(count, -1)
-        first = int(uniform(1, self.shape.classes, self.rng)[0])
-        return normals.float(), (first + torch.arange(count) % (count // 2)) % self.shape.classes
+        first = int(uniform(1, self.classes, self.rng)[0])
+        return normals.float(), (first + torch.arange(count) % (count // 2)) % self.classes
 
     @torch.no_grad()
-    def made_up(self, count: int) -> tuple[Tensor, Tensor]:
+    def sample_fakes(self, count: int) -> tuple[Tensor, Tensor]:
         latents, labels = self.latents(count)
-        return self.frequencies.of(self.generator(latents, labels)), labels
+        return self.inputs(self.generator(latents, labels)), labels
 
-    def shares(self, *shape: int) -> Tensor:
+    def uniforms(self, *shape: int) -> Tensor:
         words = self.rng.words(math.prod(shape)) >> np.uint64(40)
         return torch.from_numpy(words.astype(np.float32)).mul_(2.0**-24).view(shape)
 
-    def checkpoint(self) -> dict[str, Tensor]:
-        """With the key of the partition and what every discriminator learnt: for the vault alone."""
-        tensors = {"step": torch.tensor(self.draws.drawn), "partition.key": as_tensor(self.sampling.key)}
-        for name, part in self._parts().items():
-            tensors |= {f"{name}.{key}": value.detach().clone() for key, value in part.items()}
-        return {name: value.contiguous() for name, value in tensors.items()}
+    def state(self) -> dict[str, Tensor]:
+        """With the key of the partition and the discriminators: private, for the vault alone."""
+        private = {"partition.key": self.key, "discriminator.weights": self.discriminators}
+        return {**private, **self.generator.state()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Goes on where the checkpoint was taken, on the same parts, with fresh randomness."""
-        parts = self._parts()
-        expected = {f"{name}.{key}" for name, part in parts.items() for key in part}
-        missing = (expected | {"step", "partition.key"}) - set(tensors)
-        if missing:
-            raise ValueError(f"the checkpoint lacks {len(missing)} tensors")
-        with torch.no_grad():
-            for name, part in parts.items():
-                for key, value in part.items():
-                    value.copy_(tensors[f"{name}.{key}"])
-        step = int(tensors["step"])
-        self.sampling = replace(self.sampling, key=tensors["partition.key"].numpy().tobytes())
-        self.draws = self.sampling.batches(self.records, self.rng, drawn=step)
-        self.releases = self.noise.releases(self.rng, made=step)
-
-    def _parts(self) -> dict[str, dict[str, Tensor]]:
-        return {
-            "discriminator": {"weights": self.discriminators},
-            "generator": self.generator.state_dict(),
-            "average": self.average.state_dict(),
-            "generator_optimizer": {
-                f"{index}.{key}": value
-                for index, parameter in enumerate(self.optimizer.param_groups[0]["params"])
-                for key, value in self.optimizer.state[parameter].items()
-            },
-        }
+        """Continues on the same parts."""
+        super().restore(tensors)
+        self.mechanism.sampler = self.rotation = replace(self.rotation, key=self.key.numpy().tobytes())
 
     def handed_on(self) -> dict[str, Tensor]:
-        """What the next owner's training goes on from: computed from noised sums, and nothing of a part."""
-        return kept(self._public())
+        """What the next owner's training continues from: computed from noised sums alone."""
+        return snapshot(self.generator.weights())
 
     def take_over(self, tensors: Mapping[str, Tensor]) -> None:
-        """Goes on from the generator of another training, on records of its own."""
-        mine = self._public()
-        if {name: value.shape for name, value in mine.items()} != {n: v.shape for n, v in tensors.items()}:
+        """Continues from the generator of another owner's training, on records of its own."""
+        own = self.generator.weights()
+        if {name: value.shape for name, value in own.items()} != {n: v.shape for n, v in tensors.items()}:
             raise Failure(Fault.SCHEMA_MISMATCH)
-        fill(mine, tensors)
+        load_into(own, tensors)
 
-    def _public(self) -> dict[str, Tensor]:
-        parts = {name: part for name, part in self._parts().items() if name != "discriminator"}
-        return {f"{name}.{key}": value for name, part in parts.items() for key, value in part.items()}
-
-    def diagnostics(self) -> dict[str, float]:
-        return {name: value for name, value in self.last.items() if math.isfinite(value)}
-
-    def synthesizer(self) -> ImageSynthesizer:
-        if not self.draws.drawn == self.releases.made == self.plan.known_steps:
-            raise Failure(Fault.ACCOUNTING_MISMATCH)
-        network = self.average if self.recipe.average_decay is not None else self.generator
-        # A function of noised sums, so that it may be known.
-        if not all(value.isfinite().all() for value in numbers(network)):
-            raise Failure(Fault.DIVERGED)
-        return ImageSynthesizer(self.shape, network.folded())
+    def build_synthesizer(self) -> ImageSynthesizer:
+        return self.generator.synthesizer()
 
 
-def architecture(schema: ImageSchema, recipe: GSWGANRecipe) -> Dense:
-    if schema.kind != "image" or not trainable(schema.height, schema.width):
-        raise Failure(Fault.SCHEMA_MISMATCH)
-    return Dense(
-        height=schema.height,
-        width=schema.width,
-        channels=schema.channels,
-        classes=len(schema.classes),
-        features=recipe.generator_features,
-        latent=recipe.latent,
-    )
-
-
-def alike(x: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The same images and labels for each of so many discriminators."""
+def repeated(x: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The same images and labels for each of `count` discriminators."""
     return x.expand(count, *x.shape), labels.expand(count, -1)
-
-
-def as_tensor(key: bytes) -> Tensor:
-    return torch.from_numpy(np.frombuffer(key, dtype=np.uint8).copy())

@@ -1,31 +1,34 @@
-"""What the pairs are made of while they learn: discriminators, and a generator not yet as it leaves."""
+"""Networks that exist only during training: discriminators, and a generator with batch norm."""
 
 from copy import deepcopy
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sluice.generators.architecture import Architecture
-from sluice.generators.dcgan import DCGAN, SLOPE, halvings
-from sluice.generators.dense import DenseGenerator
+from sluice.generators.dcgan import SLOPE, halvings
+from sluice.generators.dense import DenseBody
 from sluice.generators.im2col import Size, halved, halving_kernel
-from worker.mechanisms.clipping import Shares, rule, squared
+from worker.mechanisms.clipping import Sums, rule, squared
 
 
 class LabelPlanes(nn.Conv2d):
-    """A convolution over one-hot label planes, by looking up instead of convolving.
+    """A convolution over one-hot label planes, computed by table lookup.
 
-    A plane is all ones or all zeros, so the output at a place is the sum of those weights of the label's
+    A plane is all ones or all zeros, so the output at a position is the sum of those weights of the label's
     channel that fall inside the image there.
     """
+
+    bias: nn.Parameter
 
     def __init__(self, classes: int, channels: int, size: Size) -> None:
         super().__init__(classes, channels, halving_kernel(size))
         self.size = size
 
     def inside(self) -> Tensor:
-        """Which weights fall inside the image: places, kernel."""
+        """Which weights fall inside the image: positions, kernel."""
         return halved(self.weight.new_ones(1, *self.size, 1))[0]
 
     def forward(self, labels: Tensor) -> Tensor:
@@ -35,32 +38,31 @@ class LabelPlanes(nn.Conv2d):
 
 @rule(LabelPlanes)
 class LabelPlanesGradients:
-    """A record moves one channel of the weights, by an amount small enough to form."""
+    """A record moves one channel of the weights; its gradient is small enough to compute."""
 
-    def __init__(self, layer: LabelPlanes, given: Tensor, gradient: Tensor) -> None:
-        self.layer, self.labels = layer, given
+    def __init__(self, layer: LabelPlanes, labels: Tensor, gradient: Tensor) -> None:
+        self.layer, self.labels = layer, labels
         self.weight, self.bias = torch.matmul(layer.inside().T, gradient), gradient.sum(1)
 
     def squares(self) -> Tensor:
         return squared(self.weight) + squared(self.bias)
 
-    def add(self, weights: Tensor, shares: Shares) -> None:
-        weight = shares[self.layer.weight]
+    def add(self, weights: Tensor, sums: Sums) -> None:
+        weight = sums[self.layer.weight]
         table = weight.new_zeros(weight.shape[1], *self.weight.shape[1:])
         table.index_add_(0, self.labels, self.weight * weights[:, None, None])
         weight += table.unflatten(1, weight.shape[2:]).permute(3, 0, 1, 2)
-        shares[self.layer.bias] += weights @ self.bias
+        sums[self.layer.bias] += weights @ self.bias
 
 
 class Discriminator(nn.Module):
-    """Scores images with their labels: high for real. No layer looks at more than one record.
+    """The discriminator of "Private GANs, Revisited", for images of any size from 8 to 64.
 
-    The one of "Private GANs, Revisited", for images of any size from 8 to 64. Convolutions are written as
-    linear layers over patches, channels last: quicker than convolving at these sizes, and the patches are
-    what per-record gradients are made of.
+    It scores images with their labels, high for real, each record by itself. Convolutions are linear layers
+    over patches, channels last: faster at these sizes, and per-record gradients are computed from patches.
     """
 
-    def __init__(self, shape: DCGAN, features: int) -> None:
+    def __init__(self, shape: Architecture, features: int) -> None:
         super().__init__()
         first, *middle, last = self.sizes = halvings(shape.height, shape.width)
         self.image = nn.Linear(area(halving_kernel(first)) * shape.channels, features // 2)
@@ -72,18 +74,19 @@ class Discriminator(nn.Module):
         self.score = nn.Linear(area(last) * (features << len(middle)), 1)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        seen = halved(images.permute(0, 2, 3, 1))
-        x = F.leaky_relu(torch.cat([self.image(seen), self.label(labels)], 2), SLOPE)
+        patches = halved(images.permute(0, 2, 3, 1))
+        x = F.leaky_relu(torch.cat([self.image(patches), self.label(labels)], 2), SLOPE)
         for layer, size in zip(self.body, self.sizes[1:], strict=False):
             x = F.leaky_relu(layer(halved(x.unflatten(1, size))), SLOPE)
-        return self.score(x.flatten(1)).flatten()
+        scores: Tensor = self.score(x.flatten(1)).flatten()
+        return scores
 
 
 class DenseDiscriminator(nn.Module):
-    """Two hidden layers; the label turns the direction that the last of them is scored in.
+    """Two hidden layers, and the score of Miyato and Koyama 2018: (v + v_label) . h(image).
 
-    The score is that of Miyato and Koyama 2018, (v + v_label) . h(image), and v_label . h(image) is also how
-    likely the label is. Pixels come from 0 to 1: a dark background then is no part of any record's gradient.
+    v_label . h(image) is also the logit of the label. Pixels are scaled to [0, 1], so that a dark background
+    adds nothing to a record's gradient.
     """
 
     def __init__(self, shape: Architecture, features: int) -> None:
@@ -94,10 +97,10 @@ class DenseDiscriminator(nn.Module):
         self.label = nn.Linear(features, shape.classes)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        return self.judged(images, labels)[0]
+        return self.scores_and_logits(images, labels)[0]
 
-    def judged(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores, and the logits of every label."""
+    def scores_and_logits(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores, and the logits of all labels."""
         x = (images.flatten(1) + 1) / 2
         for layer in self.body:
             x = F.leaky_relu(layer(x), SLOPE)
@@ -106,26 +109,29 @@ class DenseDiscriminator(nn.Module):
 
 
 class BatchNormed(nn.Module):
-    """A dense generator as it learns, with batch norm: without, its images become one in the first steps.
+    """A dense generator with batch norm while it learns: without, its images collapse in the first steps.
 
-    A generator sees no record, so mixing what it makes is post-processing. What leaves is `folded`.
+    A generator sees no record, so mixing its images is post-processing. A synthesizer gets `folded()`.
     """
 
-    def __init__(self, network: DenseGenerator) -> None:
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
+        assert isinstance(network, DenseBody)  # noqa: S101
         self.network = network
-        self.norms = nn.ModuleList(nn.BatchNorm1d(layer.out_features) for layer in network.body)
+        self.norms = nn.ModuleList(nn.BatchNorm1d(width) for width in network.widths)
 
     def forward(self, latents: Tensor, labels: Tensor) -> Tensor:
-        x = self.network.given(latents, labels)
+        x = self.network.inputs(latents, labels)
         for layer, norm in zip(self.network.body, self.norms, strict=True):
             x = F.relu(norm(layer(x)))
-        return self.network.made(x)
+        return self.network.render(x)
 
     @torch.no_grad()
-    def folded(self) -> DenseGenerator:
-        """The same with running statistics inside the weights: each image from its own latent and label."""
+    def folded(self) -> DenseBody:
+        """The generator with running statistics folded into its weights, so that images are independent."""
         network = deepcopy(self.network).cpu()
+        layer: Any
+        norm: Any
         for layer, norm in zip(network.body, self.norms, strict=True):
             scale = (norm.weight / (norm.running_var + norm.eps).sqrt()).cpu()
             layer.bias.sub_(norm.running_mean.cpu()).mul_(scale).add_(norm.bias.cpu())
@@ -137,27 +143,11 @@ def area(size: Size) -> int:
     return size[0] * size[1]
 
 
-def difference(images: Tensor) -> Tensor:
-    """How far images of the first half are from those of the second, of the same labels and other latents.
+def diversity(images: Tensor) -> Tensor:
+    """The mean distance between the two halves of a batch, which have the same labels and other latents.
 
     Generators are rewarded for it (Mao et al. 2019): a discriminator sees one image at a time, and under
-    noise does not ask for more than one of a label.
+    noise does not push a generator towards more than one image per label.
     """
-    one, other = images.chunk(2)
-    return (one - other).abs().mean()
-
-
-def numbers(module: nn.Module) -> list[Tensor]:
-    """Weights, and the statistics of batch norms where there are any."""
-    return [value for value in module.state_dict().values() if value.is_floating_point()]
-
-
-def start_state(optimizer: torch.optim.Optimizer) -> None:
-    """Gives Adam the state it would make at its first step, so that any checkpoint has the same tensors."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
+    first, second = images.chunk(2)
+    return (first - second).abs().mean()

@@ -1,7 +1,7 @@
 """The generator of "Private GANs, Revisited": transposed convolutions from latents and labels."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -40,8 +40,8 @@ def halvings(height: int, width: int) -> list[Size]:
 class Generator(nn.Module):
     """Images in [-1, 1] from latents and labels: the generator of "Private GANs, Revisited" at any size.
 
-    The layers are transposed convolutions, computed as products of matrices. The last makes so few channels
-    that it is one product with all of its weights, whose pieces are then laid over each other.
+    The layers are transposed convolutions, computed as matrix products. The last has so few channels that it
+    is one product with all of its weights, whose pieces are then added at their positions.
     """
 
     def __init__(self, shape: DCGAN) -> None:
@@ -53,21 +53,22 @@ class Generator(nn.Module):
         self.label = nn.ConvTranspose2d(shape.classes, widest // 2, self.start)
         widths = [*(widest >> level for level in range(len(sizes))), shape.channels]
         self.body = nn.ModuleList(
-            nn.ConvTranspose2d(given, made, halving_kernel(size), stride=2, padding=1)
-            for given, made, size in zip(widths, widths[1:], self.sizes, strict=False)
+            nn.ConvTranspose2d(inputs, outputs, halving_kernel(size), stride=2, padding=1)
+            for inputs, outputs, size in zip(widths, widths[1:], self.sizes, strict=False)
         )
 
     def forward(self, latents: Tensor, labels: Tensor) -> Tensor:
         seeds = (latents @ pieces(self.seed)).unflatten(1, (*self.start, -1)) + self.seed.bias
         marks = pieces(self.label)[labels].unflatten(1, (*self.start, -1)) + self.label.bias
         x = F.leaky_relu(torch.cat([seeds, marks], 3), SLOPE).permute(1, 2, 0, 3)
-        *layers, last = self.body
+        *layers, last = cast(list[nn.ConvTranspose2d], list(self.body))
         for layer, size in zip(layers, self.sizes, strict=False):
-            x = enlarged(x, layer.weight, layer.bias, size, slope=SLOPE)
-        x = doubled((x @ pieces(last)).permute(2, 0, 1, 3).flatten(1, 2), self.sizes[-1]) + last.bias
+            x = enlarged(x, layer, size, slope=SLOPE)
+        x = doubled((x @ pieces(last)).permute(2, 0, 1, 3).flatten(1, 2), self.sizes[-1])
+        x = x + cast(Tensor, last.bias)
         return torch.tanh(x).permute(0, 3, 1, 2)
 
 
 def pieces(layer: nn.ConvTranspose2d) -> Tensor:
-    """What one input channel adds around its place: channels, kernel * channels made."""
+    """What an input channel adds around its position: channels, kernel * output channels."""
     return layer.weight.permute(0, 2, 3, 1).flatten(1)

@@ -1,4 +1,4 @@
-"""A generator without convolutions: three dense layers from latents and labels, quick on a CPU."""
+"""A generator without convolutions: three dense layers from latents and labels, fast on a CPU."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,25 +22,32 @@ class Dense(Architecture):
         return DenseGenerator(self)
 
 
-class DenseGenerator(nn.Module):
-    """Images in [-1, 1]: latents and one-hot labels, two hidden layers, pixels."""
+class DenseBody(nn.Module):
+    """Dense layers on latents and one-hot labels, and a last part that renders the image, in [-1, 1]."""
 
-    def __init__(self, shape: Dense) -> None:
+    def __init__(self, classes: int, widths: tuple[int, ...]) -> None:
         super().__init__()
-        self.shape = shape
-        self.size = (shape.channels, shape.height, shape.width)
-        widths = (shape.latent + shape.classes, shape.features, 2 * shape.features)
-        self.body = nn.ModuleList(nn.Linear(given, made) for given, made in pairwise(widths))
-        self.pixels = nn.Linear(widths[-1], shape.channels * shape.height * shape.width)
+        self.classes, self.widths = classes, widths[1:]
+        self.body = nn.ModuleList(nn.Linear(inputs, outputs) for inputs, outputs in pairwise(widths))
 
     def forward(self, latents: Tensor, labels: Tensor) -> Tensor:
-        x = self.given(latents, labels)
+        x = self.inputs(latents, labels)
         for layer in self.body:
             x = F.relu(layer(x))
-        return self.made(x)
+        return self.render(x)
 
-    def given(self, latents: Tensor, labels: Tensor) -> Tensor:
-        return torch.cat([latents, F.one_hot(labels, self.shape.classes).to(latents.dtype)], 1)
+    def inputs(self, latents: Tensor, labels: Tensor) -> Tensor:
+        return torch.cat([latents, F.one_hot(labels, self.classes).to(latents.dtype)], 1)
 
-    def made(self, x: Tensor) -> Tensor:
+    def render(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class DenseGenerator(DenseBody):
+    def __init__(self, shape: Dense) -> None:
+        super().__init__(shape.classes, (shape.latent + shape.classes, shape.features, 2 * shape.features))
+        self.size = (shape.channels, shape.height, shape.width)
+        self.pixels = nn.Linear(2 * shape.features, shape.channels * shape.height * shape.width)
+
+    def render(self, x: Tensor) -> Tensor:
         return torch.tanh(self.pixels(x)).unflatten(1, self.size)

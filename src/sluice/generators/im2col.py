@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 Size = tuple[int, int]
 
@@ -69,12 +69,12 @@ class _Double(torch.autograd.Function):
 
 def halved(images: Tensor) -> Tensor:
     """The patches of the kernel that halves: N, H, W, C to N, H/2 * W/2, kernel * C."""
-    return _Halve.apply(images)
+    return _Halve.apply(images)  # type: ignore[no-untyped-call]
 
 
 def doubled(pieces: Tensor, size: Size) -> Tensor:
     """The other way: patches laid over each other and summed, to N, H, W, C of the given size."""
-    return _Double.apply(pieces, size)
+    return _Double.apply(pieces, size)  # type: ignore[no-untyped-call]
 
 
 Way = tuple[Size, tuple[slice, slice], tuple[slice, slice]]
@@ -125,10 +125,11 @@ class _Enlarge(torch.autograd.Function):
         return for_x, for_taps.permute(2, 3, 0, 1), for_bias, None, None
 
 
-def enlarged(x: Tensor, weight: Tensor, bias: Tensor, size: Size, *, slope: float) -> Tensor:
+def enlarged(x: Tensor, layer: nn.ConvTranspose2d, size: Size, *, slope: float) -> Tensor:
     """A transposed convolution that doubles, to the given size, and a leaky rectifier, on H, W, N, C.
 
     With places first, what a tap of the kernel reads and what it adds to are rows of matrices where they lie:
     nothing is copied into patches, and products that would fall beside the image are left out.
     """
-    return _Enlarge.apply(x.contiguous(), weight, bias, size, slope)
+    parts = (layer.weight, layer.bias)
+    return _Enlarge.apply(x.contiguous(), *parts, size, slope)  # type: ignore[no-untyped-call]

@@ -1,10 +1,9 @@
-"""Two dense layers to a small picture of many channels, then convolutions between doublings.
+"""The generator of DP-MERF and DP-SWD, for images of any size from 8 to 64.
 
-The generator of DP-MERF, which the DP-SWD paper used too, for images of any size from 8 to 64.
+Two dense layers make a small image of many channels; convolutions follow each doubling of its sides.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -12,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sluice.generators.architecture import Architecture
+from sluice.generators.dense import DenseBody
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,29 +26,16 @@ class Upsampling(Architecture):
         return UpsamplingGenerator(self)
 
 
-class UpsamplingGenerator(nn.Module):
-    """Images in [-1, 1] from latents and one-hot labels."""
-
+class UpsamplingGenerator(DenseBody):
     def __init__(self, shape: Upsampling) -> None:
-        super().__init__()
-        self.shape = shape
-        self.sizes = [(-(-shape.height // part), -(-shape.width // part)) for part in (4, 2, 1)]
-        small = self.sizes[0][0] * self.sizes[0][1]
-        widths = (shape.latent + shape.classes, shape.features, shape.planes * small)
-        self.body = nn.ModuleList(nn.Linear(given, made) for given, made in pairwise(widths))
+        sizes = [(-(-shape.height // part), -(-shape.width // part)) for part in (4, 2, 1)]
+        area = sizes[0][0] * sizes[0][1]
+        super().__init__(shape.classes, (shape.latent + shape.classes, shape.features, shape.planes * area))
+        self.planes, self.sizes = shape.planes, sizes
         self.middle = nn.Conv2d(shape.planes, shape.planes, 5, padding=2)
         self.paint = nn.Conv2d(shape.planes, shape.channels, 5, padding=2)
 
-    def forward(self, latents: Tensor, labels: Tensor) -> Tensor:
-        x = self.given(latents, labels)
-        for layer in self.body:
-            x = F.relu(layer(x))
-        return self.made(x)
-
-    def given(self, latents: Tensor, labels: Tensor) -> Tensor:
-        return torch.cat([latents, F.one_hot(labels, self.shape.classes).to(latents.dtype)], 1)
-
-    def made(self, x: Tensor) -> Tensor:
-        x = x.unflatten(1, (self.shape.planes, *self.sizes[0]))
+    def render(self, x: Tensor) -> Tensor:
+        x = x.unflatten(1, (self.planes, *self.sizes[0]))
         x = F.relu(self.middle(F.interpolate(x, self.sizes[1], mode="bilinear")))
         return torch.tanh(self.paint(F.interpolate(x, self.sizes[2], mode="bilinear")))
