@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worker.records import Records
-    from worker.trainers.base import BaseTrainer as Training
+    from worker.trainers import Training
 
 _WITNESS_SECONDS = 60.0
 _TRANSIENT = {Fault.OUT_OF_SPACE, Fault.UPLOAD_GONE}

@@ -262,7 +262,7 @@ def test_what_a_record_adds_is_its_own_to_the_last_bit(step, noise, kind, monkey
     whole = (alone / STEP**2).long()
     assert torch.equal(whole.double() * STEP**2, alone)
     shuffled = np.random.default_rng(1).permutation(70)
-    for many in (2, 7, 17, 64, 70):
+    for many in (2, 17, 70):
         monkeypatch.setattr(atlas, "CHUNK", many)
         for order in (
             np.arange(70),

@@ -96,14 +96,14 @@ def first_bytes_of_child(rng: SecureRng) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
-def test_four_hundred_forked_children_all_start_differently():
+def test_forked_children_all_start_differently():
     """With a stream the parent has used, with one it has not, and again in the parent."""
     used, fresh = SecureRng(), SecureRng()
     used.words(8)
-    starts = [first_bytes_of_child(rng) for rng in (used, fresh) for _ in range(200)]
+    starts = [first_bytes_of_child(rng) for rng in (used, fresh) for _ in range(12)]
     starts += [used.words(8).tobytes(), fresh.words(8).tobytes()]
     assert all(len(start) == 64 for start in starts)
-    assert len(set(starts)) == 402
+    assert len(set(starts)) == 26
 
 
 def test_two_of_them_never_agree():

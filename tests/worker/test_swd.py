@@ -122,8 +122,7 @@ def test_moments_are_told_without_bias(geometry, count):
     )
     rows /= rows.norm(dim=1, keepdim=True) * 2
     moments, noise, steps = Moments(6, geometry, "cpu"), 3.0, 4000
-    for seed in range(steps):
-        along = directions(geometry, count, 6, SeededRng(seed))
+    for along in directions(geometry, count * steps, 6, SeededRng(1)).split(count):
         moments.add(along, along @ rows.T + noise * torch.randn(count, 200, generator=source))
     mean, square = moments.estimate(noise)
     # Noise of one row, once its projections are put back together, and how many rows were seen.
@@ -136,8 +135,7 @@ def test_moments_of_few_directions_are_told_without_bias():
     """Where every term of the law of directions counts: three of them, hardly any noise."""
     rows = torch.diag(torch.linspace(0.5, 1.5, 6))[:2].repeat(10, 1)
     moments = Moments(6, Geometry.SPHERE, "cpu")
-    for seed in range(20_000):
-        along = directions(Geometry.SPHERE, 3, 6, SeededRng(seed))
+    for along in directions(Geometry.SPHERE, 3 * 20_000, 6, SeededRng(1)).split(3):
         moments.add(along, along @ rows.T)
     _, square = moments.estimate(0.0)
     assert torch.allclose(square, (rows.T @ rows / 20).double(), atol=0.02)

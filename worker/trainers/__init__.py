@@ -4,7 +4,7 @@
 without it. See `worker.trainers.base` for what a trainer does and promises.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +13,14 @@ from sluice.methods import METHODS
 if TYPE_CHECKING:
     from worker.trainers.base import BaseTrainer
 
+    Training = BaseTrainer[Any, Any]
 
-class _Trainers(Mapping[str, "type[BaseTrainer[Any, Any]]"]):
-    def __getitem__(self, name: str) -> "type[BaseTrainer[Any, Any]]":
+
+class _Trainers(Mapping[str, "Callable[..., Training]"]):
+    def __getitem__(self, name: str) -> "Callable[..., Training]":
         if name not in METHODS:
             raise KeyError(name)
-        trainer: type[BaseTrainer[Any, Any]] = import_module(f"worker.trainers.{name}").Trainer
+        trainer: Callable[..., Training] = import_module(f"worker.trainers.{name}").Trainer
         return trainer
 
     def __iter__(self) -> Iterator[str]:
