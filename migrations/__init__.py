@@ -9,10 +9,11 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from psycopg import sql
-from sqlalchemy import text, update
+from sqlalchemy import Connection, text, update
 
 from core.database import connect, database_role
 from core.tables import Rules
+from sluice.methods import METHODS, Output
 
 BASELINE = "0010"  # the oldest revision that this version can upgrade
 
@@ -33,6 +34,7 @@ def migrate(url: str, passwords: Mapping[str, str], *, independent_days: int | N
             )
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+            _fill_methods(connection)
             if independent_days is not None:
                 connection.execute(update(Rules).values(independent_days=independent_days))
             name = connection.dialect.identifier_preparer.quote(connection.engine.url.database or "")
@@ -56,6 +58,28 @@ def _require_known_revision(context: MigrationContext, scripts: ScriptDirectory)
             f"the database is at revision {revision}, which this version does not know: "
             "start the version of Sluice that wrote it, or restore a backup"
         )
+
+
+def _fill_methods(connection: Connection) -> None:
+    """Stores the facts that triggers check; rows of removed methods stay, since their jobs do."""
+    rows = [
+        {
+            "name": method.name,
+            "needs_source": method.needs_source,
+            "can_relay": method.can_relay,
+            "makes_samples": method.makes is Output.SAMPLES,
+        }
+        for method in METHODS.values()
+    ]
+    connection.execute(
+        text(
+            "INSERT INTO methods (name, needs_source, can_relay, makes_samples)"
+            " VALUES (:name, :needs_source, :can_relay, :makes_samples) ON CONFLICT (name) DO UPDATE SET"
+            " (needs_source, can_relay, makes_samples)"
+            " = (excluded.needs_source, excluded.can_relay, excluded.makes_samples)"
+        ),
+        rows,
+    )
 
 
 def _set_passwords(url: str, passwords: Mapping[str, str]) -> None:

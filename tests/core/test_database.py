@@ -44,6 +44,7 @@ RIGHTS = {
             "diagnostics",
             "keys",
             "rules",
+            "methods",
             "review_copies",
             "audit_log",
         ),

@@ -166,9 +166,9 @@ def test_the_database_lets_nothing_private_be_a_source(place):
     for source in (private.id, shared.id, uuid.uuid4()):
         with pytest.raises(DBAPIError, match="a source is public"):
             place.job(of=ADAPT, source_id=source)
-    with pytest.raises(DBAPIError, match="an adaptation has a source"):
+    with pytest.raises(DBAPIError, match="a job has a source if its method needs one"):
         place.job(of=ADAPT)
-    with pytest.raises(DBAPIError, match="nothing else has"):
+    with pytest.raises(DBAPIError, match="and only then"):
         place.job(source_id=public.id)
     for change in (
         ("UPDATE jobs SET source_id = %s WHERE id = %s", private.id, place.adaptation()),
