@@ -465,7 +465,7 @@ def test_recipes_read_back_as_they_were_written():
     ],
 )
 def test_odd_recipes_are_refused(odd):
-    with pytest.raises(InvalidPlan, match=r"has no|out of range|no number"):
+    with pytest.raises(InvalidPlan, match=r"only the fields|out of range|not a number"):
         DPGANRecipe.from_dict(odd)
 
 
