@@ -82,7 +82,8 @@ class NetworkInFiles:
         except UnfitSynthesizer:
             raise
         except Exception as problem:
-            raise UnfitSynthesizer(f"the files cannot be read as a {cls.__name__}") from problem
+            kind = architecture_name.partition(".")[0]
+            raise UnfitSynthesizer(f"the files cannot be read as a {kind}") from problem
         network = shape.network()
         expected = {name: (value.shape, value.dtype) for name, value in network.state_dict().items()}
         if {name: (value.shape, value.dtype) for name, value in weights.items()} != expected:
