@@ -150,7 +150,7 @@ COLUMNS = {
 TABLES = {
     "people", "keys", "accounts", "reviews", "datasets", "jobs", "entries", "grants", "replies", "witness",
     "parts", "alembic_version", "releases", "approvals", "readers", "signing_keys", "revocations",
-    "diagnostics", "teams", "review_copies", "invitations", "rules", "audit_log",
+    "diagnostics", "teams", "review_copies", "invitations", "rules", "audit_log", "methods",
 }  # fmt: skip
 ALL_RIGHTS = ["SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER"]
 
