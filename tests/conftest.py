@@ -102,7 +102,7 @@ def new_database(servers: Servers) -> Iterator[Callable[[str], str]]:
     name = f"t_{uuid.uuid4().hex}"
     with psycopg.connect(servers.owner_url.rsplit("/", 1)[0] + "/postgres", autocommit=True) as admin:
         admin.execute("SELECT pg_advisory_lock(1)")  # PostgreSQL copies a template for one client at a time
-        admin.execute(f"CREATE DATABASE {name} TEMPLATE sluice")
+        admin.execute(f"CREATE DATABASE {name} TEMPLATE {stack.TEMPLATE}")
         admin.execute("SELECT pg_advisory_unlock(1)")
 
         def url(role: str) -> str:

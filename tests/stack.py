@@ -15,8 +15,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import psycopg
+
 from local.stack import Stack
 
+TEMPLATE = "sluice_template"  # a copy of the migrated database to which nobody can connect
 ROLES = ("service", "train", "publish", "sweep")
 
 
@@ -81,6 +84,9 @@ def main(directory: Path) -> None:
     try:
         stack.start_servers()
         stack.prepare()
+        # PostgreSQL refuses to copy a database that somebody uses, and some tests connect to `sluice` itself.
+        with psycopg.connect(stack.owner_url.rsplit("/", 1)[0] + "/postgres", autocommit=True) as admin:
+            admin.execute(f"CREATE DATABASE {TEMPLATE} TEMPLATE sluice ALLOW_CONNECTIONS false")
         answer = {
             "environments": {role: stack.environment(role) for role in ROLES},
             "owner_url": stack.owner_url,
